@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.types.reasoning import ReasoningBounds
+from core.api.sampling import ReasoningBounds
 
 
 @dataclass(frozen=True, slots=True)

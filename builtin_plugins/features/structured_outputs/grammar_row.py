@@ -81,8 +81,8 @@ class GrammarRow:
         self.optional: list[int] = []
         """Tokens of the mask that start reasoning, which the constraint does not allow.
 
-        They are for a model that prefers them to every other token: one that only may not write
-        what it wants would escape into reasoning.
+        They are for a model that prefers them to every other token: another would escape into
+        reasoning because its own answer is masked.
         """
         self.error: Exception | None = None
         """Failure while advancing; the row cannot continue."""

@@ -150,7 +150,7 @@ class OutputFormats:
         return conversation.tools or None
 
     def constraint(self, conversation: Conversation) -> dict[str, Any]:
-        """Return the sampling parameters of a forced call, or of a form beside free calls."""
+        """Return the sampling parameters of a forced call, or of a form next to free calls."""
         form = forced_call_constraint(
             conversation.tools,
             conversation.tool_choice,
@@ -159,7 +159,7 @@ class OutputFormats:
             parallel=conversation.parallel_tool_calls,
         )
         if form is None:
-            return self._form_beside_tools(conversation)
+            return self._form_or_calls(conversation)
         for name in ("response_format", "structured_outputs"):
             if conversation.sampling.get(name) not in (None, {}, {"type": "text"}):
                 raise InvalidRequest(
@@ -167,7 +167,7 @@ class OutputFormats:
                 )
         return {"structured_outputs": form}
 
-    def _form_beside_tools(self, conversation: Conversation) -> dict[str, Any]:
+    def _form_or_calls(self, conversation: Conversation) -> dict[str, Any]:
         """Return the constraint of an answer that may be calls or has a form."""
         if self.tools is None or not _may_call(conversation):
             return {}

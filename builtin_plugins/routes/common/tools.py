@@ -109,8 +109,8 @@ def forced_call_constraint(
     known = {marker: special[marker] for marker in markers if marker in special}
     write = partial(_tag_elements, special=known)
     text = text or _LIST
-    wanted = {name: schema for name, schema in schemas.items() if named in (None, name)}
-    form = _calls(text, wanted, write, repeats=parallel and named is None)
+    chosen = {name: schema for name, schema in schemas.items() if named in (None, name)}
+    form = _calls(text, chosen, write, repeats=parallel and named is None)
     return StructuredOutputsParams(
         structural_tag={"type": "structural_tag", "format": form}, disable_any_whitespace=True
     )

@@ -35,7 +35,7 @@ STRICT = """
 {%- endmacro -%}
 {%- for m in messages -%}
 {%- if m.role == 'system' -%}
-  {%- if not loop.first -%}{{ raise_exception('A system message may only come first.') }}{%- endif -%}
+  {%- if not loop.first -%}{{ raise_exception('System messages come first.') }}{%- endif -%}
   [SYS]{{ show(m.content) }}
 {%- elif m.role == 'user' -%}[USER]{{ show(m.content) }}
 {%- elif m.role == 'assistant' -%}

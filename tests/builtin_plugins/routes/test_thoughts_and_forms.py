@@ -1,4 +1,4 @@
-"""Where thoughts end for stop strings, constraints and parsers; forms beside tools; over HTTP."""
+"""Where thoughts end for stop strings, constraints and parsers; forms next to tools; over HTTP."""
 
 from __future__ import annotations
 

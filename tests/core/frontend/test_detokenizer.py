@@ -149,12 +149,12 @@ class TestStopStringsAfterReasoning:
         text = "".join(parts)
         found = [self.read(bounds, text, given) for given in (cuts, [], range(len(text)))]
         assert found[0] == found[1] == found[2]
-        kept, stop = found[0]
-        assert text.startswith(kept)
+        visible, stop = found[0]
+        assert text.startswith(visible)
         pieces = [*AnswerFinder(bounds).split(text)]
         has_stop = any("Q:" in piece for piece, is_answer in pieces if is_answer)
         assert (stop is not None) == has_stop
-        assert has_stop or kept == text
+        assert has_stop or visible == text
 
     def read(
         self, bounds: ReasoningBounds, text: str, cuts: Sequence[int]
@@ -173,7 +173,7 @@ class TestStopStringsAfterReasoning:
         return stops.text, found
 
     @pytest.mark.parametrize(
-        ("text", "kept"),
+        ("text", "visible"),
         [
             ("<t>Q:</t>a Q: b", "<t>Q:</t>a "),
             (" <t>Q:</t2>Q:", " <t>Q:</t2>"),
@@ -182,5 +182,5 @@ class TestStopStringsAfterReasoning:
             ("<t>Q: no end", "<t>Q: no end"),
         ],
     )
-    def test_reasoning_has_no_stops(self, text: str, kept: str) -> None:
-        assert self.read(BOUNDS, text, [])[0] == kept
+    def test_reasoning_has_no_stops(self, text: str, visible: str) -> None:
+        assert self.read(BOUNDS, text, [])[0] == visible
