@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from core_kernels.library import load_library
 from safetensors.torch import load_file
 
 from core.models.layers.decoder import Decoder
@@ -21,6 +22,24 @@ from core.testing.one_sequence import plain_context, read_config
 torch.set_num_threads(1)
 
 Load = Callable[..., Decoder]
+
+
+@pytest.fixture(
+    params=[
+        "avx2",
+        *(pytest.param(isa, marks=pytest.mark.slow) for isa in ("generic", "avx512")),
+    ]
+)
+def forced_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute on an instruction set that is not the best one of most test machines."""
+    library = load_library()
+    if library is None:
+        pytest.skip("no C++ library on this machine")
+    best = library.core_kernels_isa()
+    if not library.core_kernels_use(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    library.core_kernels_use(best)
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,22 @@ def test_results_are_bitwise_batch_invariant(
         assert answers(llm, NUM_PROMPTS) == alone
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"dtype": "bfloat16"}, {"dtype": "float16", "kv_cache_dtype": "int8"}],
+    ids=lambda settings: settings["dtype"],
+)
+def test_forced_instruction_sets_are_bitwise_batch_invariant(
+    forced_isa: str, settings: dict[str, str], checkpoint: Callable[[str], Path]
+) -> None:
+    with open_engine(
+        checkpoint("Qwen3ForCausalLM"), enable_prefix_caching=False, **settings
+    ) as llm:
+        alone = answers(llm, 1)
+        for size in (4, NUM_PROMPTS):
+            assert answers(llm, size) == alone, f"in batches of {size} on {forced_isa}"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_preempted_results_are_bitwise_equal(dtype: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint("LlamaForCausalLM")

@@ -114,6 +114,17 @@ def assert_equal(outputs: Sequence[RequestOutput], cases: Sequence[Expected]) ->
         assert found == pytest.approx(case.logprobs, abs=TOLERANCE)
 
 
+def test_forced_instruction_sets_match_transformers(
+    forced_isa: str,
+    checkpoint: Callable[[str], Path],
+    expected: Callable[[str], list[Expected]],
+) -> None:
+    del forced_isa
+    cases = expected("Qwen3ForCausalLM")
+    with open_engine(checkpoint("Qwen3ForCausalLM")) as llm:
+        assert_equal(run(llm, cases), cases)
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "a budget of 16 tokens": {"max_num_batched_tokens": 16},
