@@ -187,6 +187,9 @@ class ValueType:
             return text
         if self.items is not None:
             return self._list([text])
+        for choice in self.choices:
+            if text.casefold() == str(choice).casefold():  # vLLM's levels of logs are in capitals
+                return choice
         raise BadValue(f"expected {self.expected}{did_you_mean(text, map(str, self.choices))}")
 
     def _json(self, text: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tests.served import served
 from tests.timeouts import TIMEOUT_S
 
 websockets = pytest.importorskip("websockets.sync.client", reason="needs websockets")
+closures = pytest.importorskip("websockets.exceptions", reason="needs websockets")
 pytestmark = pytest.mark.slow
 
 Json = dict[str, Any]
@@ -343,7 +344,7 @@ def test_idle_connection_is_closed_when_the_server_stops() -> None:
         socket = found.connect().__enter__()
         check_events(found.turn(socket, store=False, input="Hello.")[0])
     # the server has ended with 0 by now
-    with found.http, socket, pytest.raises(websockets.ConnectionClosed) as closed:
+    with found.http, socket, pytest.raises(closures.ConnectionClosed) as closed:
         socket.recv(TIMEOUT_S)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1012

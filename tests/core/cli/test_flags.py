@@ -80,6 +80,7 @@ def help_of(topic: str) -> str:
         (["--extra.x.y", "None"], ["--extra", '{"x": {"y": "None"}}']),
         (["--enable-log-requests"], ["--no-disable-log-requests"], ["--no_disable_log_requests"]),
         (["--no-enable-prefix-caching"], ["--disable-prefix-caching"]),
+        (["--log-level", "debug"], ["--log-level", "DEBUG"], ["--log-level=Debug"]),
         (["--gpu-memory-utilization", "0.5"], ["--device_memory_utilization=0.5"]),
     ],
 )
