@@ -8,7 +8,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from core.api import ConfigError, EngineError, Entry, hookimpl
+from core.api import ConfigError, EngineError
 from core.api.config import read_environment
 
 if TYPE_CHECKING:
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 URL: Final = "http://localhost:8000"
 TIMEOUT_S: Final = 30.0
-
-
-@hookimpl
-def engine_commands() -> list[Entry]:
-    """Return the command."""
-    return [Entry("explain", Explain, "say why a request waits, and where its time went")]
 
 
 class Explain:

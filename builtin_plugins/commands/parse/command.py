@@ -20,7 +20,7 @@ from builtin_plugins.output_parsers.api import (
     known_formats,
     suggest_parsers,
 )
-from core.api import ConfigError, Entry, did_you_mean, hookimpl
+from core.api import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import argparse
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 TOOLS: Final = "tool_parsers"
 REASONING: Final = "reasoning_parsers"
 FLAGS: Final = {TOOLS: "--tool-call-parser", REASONING: "--reasoning-parser"}
-
-
-@hookimpl
-def engine_commands() -> list[Entry]:
-    """Return the entry."""
-    return [Entry("parse", Parse, "show what a client would see of a model's text")]
 
 
 class Parse:

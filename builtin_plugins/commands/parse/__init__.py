@@ -1,0 +1,1 @@
+"""`engine parse`: shows how model text is parsed."""
