@@ -51,8 +51,8 @@ STARTUP: Final[Mapping[str, str]] = {
 
 NOTES: Final[Mapping[str, str]] = {
     "allowed_origins": "other origins are rejected unless listed",
-    "api_key": "also `ENGINE_API_KEY`; on every path except probes, in vLLM only below `/v1`, `/v2` "
-    "and `/inference`",
+    "api_key": "also `ENGINE_API_KEY`; on every path except probes, in vLLM only below `/v1`, "
+    "`/v2` and `/inference`",
     "async_scheduling": "default: on for asynchronous devices, off on CPUs",
     "attention_backend": "plugin names: `engine plugins explain attention_backends`; see the "
     "[names in vLLM](../extend/kernels.md#gpu-platform)",
@@ -70,8 +70,8 @@ NOTES: Final[Mapping[str, str]] = {
     "max_log_len": "accepted without effect: request text is never logged",
     "max_model_len": "default: cut to the cache size instead of an error",
     "max_num_batched_tokens": "default: 2048, offline 4096",
-    "max_num_queued_reqs": "counts waiting and running requests, as in vLLM; `--max-waiting` counts "
-    "the waiting ones",
+    "max_num_queued_reqs": "counts waiting and running requests, as in vLLM; `--max-waiting` "
+    "counts the waiting ones",
     "max_num_scheduled_tokens": "lowers `--max-num-batched-tokens`, which counts draft tokens, too",
     "max_num_seqs": "default: 128, offline 256",
     "model": "argument of `engine serve`, as in vLLM",

@@ -187,13 +187,14 @@ class SchedulerConfig:
     max_waiting: Annotated[int, Range(0, MAX_COUNT)] | None = None
     """Maximum number of waiting requests; further ones are refused. Default: no limit."""
     max_num_queued_reqs: Annotated[int, Range(0, MAX_COUNT)] | None = None
-    """Maximum number of waiting and running requests; further ones are refused.
+    """Maximum number of waiting and running requests.
 
-    Default: no limit.
+    Further ones are refused. Default: no limit.
     """
     max_num_queued_tokens: Annotated[Size, Range(0, MAX_BYTES)] | None = None
-    """Number of prompt tokens, of requests without an output token, at which further requests are
-    refused. Default: no limit.
+    """Number of prompt tokens of requests without an output.
+
+    At this number further ones are refused.
     """
     journal: str | None = None
     """File that records plans and results for exact replay."""

@@ -1,4 +1,7 @@
-"""Limits of the requests that an engine holds before it refuses further ones."""
+"""Limits of the requests that an engine holds.
+
+Further ones are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,44 +21,64 @@ class QueueLimits:
     """Limits of queued requests; None: no limit."""
 
     waiting: int | None = None
-    """Maximum number of waiting requests (--max-waiting)."""
+    """Waiting requests (--max-waiting)."""
     unfinished: int | None = None
-    """Maximum number of waiting and running requests (--max-num-queued-reqs)."""
-    prefill_tokens: int | None = None
-    """Prompt tokens without an output token yet at which further requests
-    are refused (--max-num-queued-tokens).
+    """Waiting and running requests
+    (--max-num-queued-reqs).
+    """
+    prompt_tokens: int | None = None
+    """Prompt tokens without an output token yet
+    (--max-num-queued-tokens).
     """
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> QueueLimits:
         """Return the limits of a configuration."""
-        return cls(config.max_waiting, config.max_num_queued_reqs, config.max_num_queued_tokens)
+        return cls(
+            config.max_waiting,
+            config.max_num_queued_reqs,
+            config.max_num_queued_tokens,
+        )
 
-    def check(self, scheduler: Scheduler | Journal, num_new: int) -> None:
-        """Raise `QueueFull` if a request with `num_new` sequences exceeds a
-        limit.
+    def check(
+        self,
+        scheduler: Scheduler | Journal,
+        num_new: int,
+    ) -> None:
+        """Check a request with `num_new` sequences.
+
+        Raises `QueueFull` if it exceeds a limit.
         """
         num_running = scheduler.num_running
         num_waiting = scheduler.num_waiting
-        if self.waiting is not None:
-            free_rows = scheduler.limits.max_num_seqs - num_running
-            if num_waiting >= self.waiting + free_rows:
-                raise _full(f"more than {self.waiting} requests would wait (--max-waiting)")
-        if self.unfinished is not None and num_running + num_waiting + num_new > self.unfinished:
-            raise _full(
-                f"more than {self.unfinished} requests would wait or run (--max-num-queued-reqs)"
-            )
-        if self.prefill_tokens is not None:
-            num_tokens = scheduler.num_prefill_tokens
-            if num_tokens >= self.prefill_tokens:
+        limit = self.waiting
+        if limit is not None:
+            rows = scheduler.limits.max_num_seqs
+            if num_waiting >= limit + rows - num_running:
                 raise _full(
-                    f"{num_tokens} prompt tokens wait or are computed, the limit is "
-                    f"{self.prefill_tokens} (--max-num-queued-tokens)"
+                    f"more than {limit} requests would wait",
+                    "--max-waiting",
+                )
+        limit = self.unfinished
+        num_all = num_running + num_waiting + num_new
+        if limit is not None and num_all > limit:
+            raise _full(
+                f"more than {limit} requests would wait or run",
+                "--max-num-queued-reqs",
+            )
+        limit = self.prompt_tokens
+        if limit is not None:
+            num_tokens = scheduler.num_prefill_tokens
+            if num_tokens >= limit:
+                raise _full(
+                    f"{num_tokens} prompt tokens are queued",
+                    "--max-num-queued-tokens",
                 )
 
 
 NO_LIMITS: Final = QueueLimits()
 
 
-def _full(reason: str) -> QueueFull:
-    return QueueFull(f"the queue is full: {reason}; send it again later.")
+def _full(reason: str, flag: str) -> QueueFull:
+    text = f"the queue is full: {reason} ({flag})"
+    return QueueFull(f"{text}; send it again later.")

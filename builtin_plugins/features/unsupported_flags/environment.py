@@ -17,12 +17,11 @@ NO: Final = frozenset({"", "0", "false", "False"})
 GUARDS: Final[Mapping[str, str]] = {
     "VLLM_API_KEY": "Set ENGINE_API_KEY: without it, the server answers without a key",
     "VLLM_PLUGINS": "Set ENGINE_PLUGINS or --plugins: without it, every installed plugin is loaded",
-    "VLLM_BATCH_INVARIANT": "Kernels need not give the same bits in every batch; `seed` fixes the noise only",
+    "VLLM_BATCH_INVARIANT": "Kernels need not give the same bits in every batch",
     "VLLM_RAISE_ON_LOGIT_NANS": "Logits are not searched for NaN",
-    "VLLM_ENFORCE_STRICT_TOOL_CALLING": "Set `strict` on each tool whose arguments must be exact",
+    "VLLM_ENFORCE_STRICT_TOOL_CALLING": "Set `strict` on each tool with exact arguments",
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "Set --max-request-bytes",
-    "VLLM_MAX_N_SEQUENCES": "A request has at most 1024 sequences, and --max-num-queued-reqs bounds "
-    "all requests",
+    "VLLM_MAX_N_SEQUENCES": "A request has at most 1024 sequences",
     "VLLM_MAX_COMPLETION_PROMPTS": "A request has at most 1024 prompts",
 }
 """Variables that protect users or results, with what to do instead; they stop the start."""

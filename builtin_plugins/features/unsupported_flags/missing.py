@@ -1,4 +1,4 @@
-"""Flags of vLLM 0.33 and older whose feature is missing here, by feature."""
+"""Flags of vLLM 0.33 and older of features that are missing here, by feature."""
 
 from __future__ import annotations
 

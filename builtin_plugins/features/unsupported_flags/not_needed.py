@@ -13,8 +13,8 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "only text is served: the language model is all that loads": {
         "language_model_only": (bool, False),
     },
-    "the kernel of an operation is chosen by the platform; `--attention-backend` names an attention "
-    "backend, and `engine plugins explain op_impls` shows the others": {
+    "the kernel of an operation is chosen by the platform; `--attention-backend` names an "
+    "attention backend, and `engine plugins explain op_impls` shows the others": {
         "moe_backend": (str, "auto"),
         "linear_backend": (str, "auto"),
         "sparse_indexer_topk_backend": (str, "auto"),
@@ -89,8 +89,8 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "the description at /openapi.json has no pages that load scripts": {
         "enable_offline_docs": (bool, False),
     },
-    "the engine is supervised: --step-timeout and --heartbeat-timeout end a stuck one, which starts "
-    "again with its requests": {
+    "the engine is supervised: --step-timeout and --heartbeat-timeout end a stuck one, which "
+    "starts again with its requests": {
         "watchdog_config": (Json, {}),
     },
     "batches follow the load: --max-num-batched-tokens and --max-num-seqs bound them, and "

@@ -41,7 +41,10 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
 def with_custom_buckets(
     specs: Iterable[MetricSpec], given: Mapping[str, Any] | None
 ) -> list[MetricSpec]:
-    """Return the metrics with the given bounds. Raises `ConfigError` for a wrong family or bound."""
+    """Return the metrics with the given bounds.
+
+    Raises `ConfigError` for a wrong family or bound.
+    """
     bounds: dict[str, tuple[float, ...]] = {}
     for family, values in (given or {}).items():
         if family not in FAMILIES:

@@ -18,7 +18,7 @@ def sub_request(
 ) -> Request:
     """Return an HTTP request of the connection's client with these fields as its body.
 
-    Its client never disconnects: whoever reads the connection cancels it. `release` is called when
+    Its client never disconnects: the reader of the connection cancels it. `release` is called when
     the body is no longer needed.
     """
     body = msgspec.json.encode(fields)

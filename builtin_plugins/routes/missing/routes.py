@@ -1,4 +1,4 @@
-"""Paths of vLLM, OpenAI, Ollama, llama.cpp and Cohere that are not served, or not without a flag."""
+"""Paths of vLLM, OpenAI, Ollama, llama.cpp and Cohere that need a flag or are not served."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _PREFIX: Final = "spec_decode_num_"
 def metrics_fields(output: RequestOutput, *, timing: bool, drafts: bool) -> dict[str, Any]:
     """Return the field `metrics` of an answer; empty if there is nothing to report.
 
-    The names are vLLM's. Times of several sequences cannot be told apart, so they have none.
+    The names are vLLM's. Several sequences have no metrics, since their times differ.
     """
     metrics: dict[str, Any] = {}
     if timing:

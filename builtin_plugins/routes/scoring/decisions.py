@@ -182,7 +182,7 @@ class Decisions:
         prompts: list[list[int]] = []
         labels: list[list[list[int]]] = []
         for question in fields.questions:
-            messages = [{"role": "user", "content": f"{text}\n\n{_asked(question)}"}]
+            messages = [{"role": "user", "content": f"{text}\n\n{_question_text(question)}"}]
             _, ids = await self._engine.render_chat(
                 messages,
                 client=client,
@@ -200,7 +200,7 @@ def _text(given: str | list[InputMessage]) -> str:
     return given if isinstance(given, str) else "\n\n".join(message.text for message in given)
 
 
-def _asked(question: Question) -> str:
+def _question_text(question: Question) -> str:
     """Return the question as the model reads it."""
     lines = [f"Question: {question.instructions}"]
     for letter, (name, description) in zip(LETTERS, question.options, strict=False):

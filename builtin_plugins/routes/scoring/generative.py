@@ -26,7 +26,7 @@ class ScoringFields(msgspec.Struct, kw_only=True):
     items: list[str | list[int]]
     """Texts or token ids, each after the query, or before it with `item_first`."""
     label_token_ids: list[int]
-    """Tokens whose probability is read; the score is that of the first one."""
+    """Tokens with the probabilities to read; the score is that of the first one."""
     model: str | None = None
     apply_softmax: bool = True
     """Whether probabilities are those among the labels, or over the whole vocabulary."""

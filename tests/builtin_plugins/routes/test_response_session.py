@@ -15,7 +15,8 @@ def stored(response_id: str) -> StoredResponse:
 
 def test_only_the_newest_response_is_held() -> None:
     session = Session()
-    first, second = stored("a"), stored("b")
+    first = stored("a")
+    second = stored("b")
     session.keep([first])
     assert session.chain("a") == [first]
     session.keep([first, second])

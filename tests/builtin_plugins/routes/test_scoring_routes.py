@@ -67,7 +67,9 @@ def next_logprobs(reference: Any, ids: list[int]) -> torch.Tensor:
 
 
 def test_scores_are_probabilities_of_transformers(served: Api, reference: Any) -> None:
-    query, items, labels = "The weather is ", ["sunny", "a table"], [11, 300, 7]
+    query = "The weather is "
+    items = ["sunny", "a table"]
+    labels = [11, 300, 7]
     body = {"query": query, "items": items, "label_token_ids": labels}
     for apply_softmax in (True, False):
         reply = served.post("/generative_scoring", {**body, "apply_softmax": apply_softmax})
@@ -113,11 +115,11 @@ def test_decisions_are_probabilities_of_letters(served: Api, reference: Any) -> 
     assert math.isclose(
         warm["score"], sum(each["value"] * each["probability"] for each in warm["probabilities"])
     )
-    asked = "It is warm.\n\nQuestion: Does it rain?\nA: false\nB: true\n"
-    asked += "Answer with the letter of one option only."
+    question = "It is warm.\n\nQuestion: Does it rain?\nA: false\nB: true\n"
+    question += "Answer with the letter of one option only."
     _, ids = asyncio.run(
         served.engine.render_chat(
-            [{"role": "user", "content": asked}],
+            [{"role": "user", "content": question}],
             add_generation_prompt=True,
             template_kwargs={"enable_thinking": False, "thinking": False},
         )
