@@ -122,7 +122,7 @@ def call_format(read: Callable[..., Reading], *texts: str) -> ToolFormat:
         partial(read, *texts),
         markers=texts,
         call_ends=texts[1:2],
-        begins=texts[:1] or ("[{name}(",),
+        begins=texts[:1],
         template_hints=texts[:1],
     )
 
@@ -140,4 +140,7 @@ LFM2: Final = replace(
     template_hints=("<|tool_list_start|>",),
 )
 OLMO3: Final = call_format(read_tagged, "<function_calls>", "</function_calls>")
-PYTHONIC: Final = call_format(read_lists, "<|python_start|>", "<|python_end|>")
+PYTHONIC: Final = replace(
+    call_format(read_lists, "<|python_start|>", "<|python_end|>"),
+    begins=("[{name}(", "<|python_start|>"),
+)

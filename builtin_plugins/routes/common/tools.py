@@ -116,6 +116,7 @@ def forced_call_constraint(
     )
 
 
+_CHARACTER: Final = {"type": "regex", "pattern": r"[\s\S]"}
 _FREE_OBJECT: Final[dict[str, Any]] = {"type": "object", "additionalProperties": True}
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 _LIST: Final = CallText('{"name": "{name}", "arguments": ', "}", ", ", "[", "]")
@@ -184,10 +185,11 @@ def _free_calls(
     if not starts:
         return None
     begins = [_sequence(*write(start)) for start in starts]
-    # The other special tokens of a call are allowed in its text because they are named here.
     tokens = [{"type": "token", "token": token} for token in known.values()]
-    named = [{"type": "star", "content": _either(tokens)}] if tokens else []
-    return _sequence(_either(begins), *named, {"type": "any_text"})
+    rest: dict[str, Any] = {"type": "any_text"}
+    if tokens:  # free text has no special tokens
+        rest = {"type": "star", "content": _either([_CHARACTER, *tokens])}
+    return _sequence(_either(begins), rest)
 
 
 def _calls(

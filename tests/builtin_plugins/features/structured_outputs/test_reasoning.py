@@ -146,3 +146,17 @@ def test_optional_reasoning_starts_only_if_the_model_prefers_it() -> None:
     logits[1, 0] = 6
     ((_, _, values),) = preferred_starts(logits, [row])
     assert values.tolist() == [-torch.inf] * 2
+
+
+def test_call_in_place_of_the_answer_is_free() -> None:
+    vocabulary = read_vocabulary(TOKENIZER, (256,))
+    state: Any = None  # no answer, so no grammar
+    bounds = ReasoningBounds(ends=ENDS, calls=("to=functions.",))
+    tracker = ReasoningTracker(bounds, TokenTexts(TOKENIZER, vocabulary))
+    row = GrammarRow(state, (256,), tracker, TokenMasks(vocabulary))
+    row.replay(TOKENIZER.encode("hm to=functions"))
+    assert not np.unpackbits(row.mask.view(np.uint8), bitorder="little")[256]
+    row.advance(TOKENIZER.encode(".f {}</think>"))
+    assert np.unpackbits(row.mask.view(np.uint8), bitorder="little")[:257].all()
+    row.settle(len(".f {}</think>"), ())
+    assert not np.unpackbits(row.mask.view(np.uint8), bitorder="little")[256]
