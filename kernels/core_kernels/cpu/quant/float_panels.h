@@ -8,7 +8,9 @@
 #pragma once
 
 #include "cpu/quant/floats.h"
+#include "cpu/quant/float_bytes.h"
 #include "cpu/gemm/panel_work.h"
+#include "cpu/vector_memory.h"
 
 namespace {
 
@@ -59,7 +61,7 @@ struct FloatLayout {
         const uint8_t* from = group + column * scale_bytes;
         if (scales == kWhole) return load(reinterpret_cast<const float*>(from));
         if (scales == kPowers) return load_powers(from);
-        return __builtin_convertvector((Ints)(load_bits(from) << 16) >> 16, Floats);
+        return convert<Floats>((Ints)(load_bits(from) << 16) >> 16);
     }
 };
 
@@ -80,9 +82,9 @@ struct Decoder {
     // Returns sixteen codes as float32, one per lane.
     static Floats decode_float(Words codes) {
         const Words own = codes & 0x7f, sign = (codes & 0x80) << 24, bits = own << (23 - kFraction);
-        const Floats small = __builtin_convertvector((Ints)own, Floats) * kMin;
-        Words found = own < (1u << kFraction) ? (Words)small : bits + (kBias << 23);
-        found = own >= kSpecial ? bits | 0x7f800000 : found;
+        const Floats small = convert<Floats>((Ints)own) * kMin;
+        Words found = select(own < (1u << kFraction), (Words)small, bits + (kBias << 23));
+        found = select(own >= kSpecial, bits | 0x7f800000, found);
         return (Floats)(found | sign);
     }
     static Words decode_pairs(Words codes);
@@ -93,27 +95,51 @@ template <>
 struct Decoder<kTabled> {
     static constexpr int kBits = 4;
 
-    explicit Decoder(const float* table) : exact_(load(table)) {
+    explicit Decoder(const float* table) {
         BFloat16 near[kLanes];
-        store(near, exact_);
-        rounded_ = load(near);
-        for (int i = 0; i < 2; ++i)
-            std::memcpy(reinterpret_cast<char*>(&halves_) + i * sizeof near, near, sizeof near);
+        store(near, load(table));
+        for (int i = 0; i < kLanes; ++i) {
+            exact_[i] = table[i];
+            rounded_[i] = widened(near[i]);
+            halves_[i] = halves_[i + kLanes] = near[i].bits;
+        }
     }
+    // The same with the entries rounded to bfloat16.
+    Decoder rounded() const { return Decoder(rounded_); }
 
-    Floats decode_float(Words codes) const { return __builtin_shuffle(exact_, (Ints)codes); }
+    Floats decode_float(Words codes) const { return lookup(exact_, codes); }
     Words decode_pairs(Words codes) const {
 #if defined(__AVX512BW__)
-        return (Words)_mm512_permutexvar_epi16((__m512i)codes, (__m512i)halves_);
+        return (Words)_mm512_permutexvar_epi16((__m512i)codes, _mm512_load_si512(halves_));
 #else
-        const Words first = (Words)__builtin_shuffle(rounded_, (Ints)(codes & 0xff));
-        return first >> 16 | (Words)__builtin_shuffle(rounded_, (Ints)(codes >> 16));
+        const Words first = (Words)lookup(rounded_, codes & 0xff);
+        return first >> 16 | (Words)lookup(rounded_, codes >> 16);
 #endif
     }
 
 private:
-    Floats exact_, rounded_;
-    Words halves_;  // repeated twice
+    static Floats lookup(const float (&table)[kLanes], Words codes) {
+#if defined(__AVX512F__)
+        return (Floats)_mm512_permutexvar_ps((__m512i)codes, _mm512_load_ps(table));
+#elif defined(__AVX2__)
+        const __m256 low = _mm256_load_ps(table), high = _mm256_load_ps(table + 8);
+        return (Floats)in_registers(codes, [&](auto own) {
+            const __m256i at = (__m256i)own;
+            return (decltype(own))_mm256_blendv_ps(_mm256_permutevar8x32_ps(low, at),
+                                                   _mm256_permutevar8x32_ps(high, at),
+                                                   (__m256)_mm256_slli_epi32(at, 28));
+        });
+#else
+        uint32_t own[kLanes];
+        float found[kLanes];
+        store_vector(own, codes);
+        for (int i = 0; i < kLanes; ++i) found[i] = table[own[i]];
+        return load(found);
+#endif
+    }
+
+    alignas(64) float exact_[kLanes], rounded_[kLanes];
+    alignas(64) uint16_t halves_[2 * kLanes];
 };
 
 #if defined(__AVX512BW__)
@@ -168,35 +194,63 @@ inline Words quad_of(Words words, int at) {
     return kBits == 8 ? words : words >> (4 * at) & 0x0f0f0f0f;
 }
 
+// Both bfloat16 pairs of a quad.
+struct QuadPairs {
+    Words first, second;
+};
+
+template <int kKind>
+inline QuadPairs pairs_of(Words codes, const Decoder<kKind>& numbers) {
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    if constexpr (kKind == kE4M3) {
+        QuadPairs pairs;
+        pairs.first.low = split_bytes(codes.low, &pairs.second.low);
+        pairs.first.high = split_bytes(codes.high, &pairs.second.high);
+        return pairs;
+    }
+#endif
+    return {numbers.decode_pairs(codes & 0x00ff00ff),
+            numbers.decode_pairs(codes >> 8 & 0x00ff00ff)};
+}
+
 // Decodes one quad of sixteen columns into units of linear.cpp.
 template <int kKind>
 inline void decode_quad(BFloat16* to, Words codes, int64_t columns, const Decoder<kKind>& numbers) {
-    const Words first = numbers.decode_pairs(codes & 0x00ff00ff),
-                second = numbers.decode_pairs(codes >> 8 & 0x00ff00ff);
-    std::memcpy(to, &first, sizeof first);
-    std::memcpy(to + columns * 2, &second, sizeof second);
+    const QuadPairs pairs = pairs_of(codes, numbers);
+    store_vector(to, pairs.first);
+    store_vector(to + columns * 2, pairs.second);
 }
 
 template <int kKind>
 inline void decode_quad(float* to, Words codes, int64_t columns, const Decoder<kKind>& numbers) {
-    for (int64_t i = 0; i < kQuad; ++i)
-        store(to + i * columns, numbers.decode_float(codes >> (8 * kByteOrder[i]) & 0xff));
+    if constexpr (kKind == kTabled) {
+        for (int64_t i = 0; i < kQuad; ++i)
+            store(to + i * columns, numbers.decode_float(codes >> (8 * kByteOrder[i]) & 0xff));
+    } else {  // all of these are bfloat16 numbers
+        const QuadPairs pairs = pairs_of(codes, numbers);
+        store_vector(to, pairs.first << 16);
+        store_vector(to + columns, pairs.first & 0xffff0000);
+        store_vector(to + 2 * columns, pairs.second << 16);
+        store_vector(to + 3 * columns, pairs.second & 0xffff0000);
+    }
 }
 
-// Decodes `inputs` codes of each column, and prefetches as many bytes from `ahead`.
+// Decodes `inputs` codes of `width` columns from `first`, of a panel with this number of columns,
+// and prefetches as many bytes from `ahead`.
 template <int kKind, typename T>
-inline void decode(T* to, const uint8_t* from, int64_t columns, int64_t inputs,
-                   const uint8_t* ahead, const Decoder<kKind>& numbers) {
+inline void decode(T* to, const uint8_t* from, int64_t columns, int64_t first, int64_t width,
+                   int64_t inputs, const uint8_t* ahead, const Decoder<kKind>& numbers) {
     constexpr int kBits = Decoder<kKind>::kBits, kQuads = 8 / kBits;
-    for (int64_t k = 0; k < inputs; k += kQuad * kQuads, to += columns * kQuad * kQuads)
-        for (int64_t column = 0; column < columns;
-             column += kLanes, from += sizeof(Words), ahead += kCacheLine) {
-            __builtin_prefetch(ahead, 0, 2);
-            Words words;
-            std::memcpy(&words, from, sizeof words);
+    const int64_t step = columns * kQuad;  // bytes
+    from += first * kQuad;
+    for (int64_t k = 0; k < inputs;
+         k += kQuad * kQuads, to += width * kQuad * kQuads, from += step, ahead += step)
+        for (int64_t column = 0; column < width; column += kLanes) {
+            __builtin_prefetch(ahead + column * kQuad, 0, 2);
+            const Words words = load_vector<Words>(from + column * kQuad);
             for (int at = 0; at < kQuads; ++at)
-                decode_quad(to + at * columns * kQuad + column * (sizeof(float) / sizeof(T)),
-                            quad_of<kBits>(words, at), columns, numbers);
+                decode_quad(to + at * width * kQuad + column * (sizeof(float) / sizeof(T)),
+                            quad_of<kBits>(words, at), width, numbers);
         }
 }
 

@@ -4,6 +4,7 @@
 // float32. It is then multiplied like a packed weight. Only table entries are rounded, for
 // bfloat16. The sum of a group is scaled and added to the total, so results are bitwise batch-
 // invariant.
+#define PAIRED_VECTORS
 #include "cpu/quant/floats.h"
 
 #include <memory>
@@ -11,7 +12,9 @@
 #include "cpu/variant.h"
 #include "cpu/buffer.h"
 #include "cpu/quant/float_panels.h"
+#include "cpu/gemm/opened_tile.h"
 #include "cpu/gemm/tile_products.h"
+#include "cpu/gemm/wide_rows.h"
 
 namespace {
 
@@ -97,11 +100,12 @@ struct Inputs {
 template <typename T, int kKind>
 class Worker {
 public:
-    Worker(const Product& p, int32_t dtype, Inputs<T> x, FloatFormat format)
+    Worker(const Product& p, int32_t dtype, Inputs<T> x, FloatFormat format,
+           const Decoder<kKind>& decoder)
         : results_(p, dtype),
           x_(x),
           at_(p.out, p.in, format),
-          decoder_(format.table),
+          decoder_(decoder),
           decoded_(make_buffer<T>(kLargestGroup * kPanel)),
           totals_(make_buffer<float>(kRowsAtOnce * kPanel)) {}
 
@@ -117,7 +121,12 @@ public:
                 const uint8_t* next = ahead + at_.group_at(g, columns);
                 for (int64_t at = 0; at < at_.codes_at(columns); at += kCacheLine)
                     __builtin_prefetch(next + at, 0, 2);
-                decode<kKind>(decoded_.get(), group + at_.codes_at(columns), columns, at_.inputs(g),
+                const uint8_t* codes = group + at_.codes_at(columns);
+                if constexpr (!kWholePanels) {
+                    add_tiles(group, codes, columns, g, from, rows);
+                    continue;
+                }
+                decode<kKind>(decoded_.get(), codes, columns, 0, columns, at_.inputs(g),
                               next + at_.codes_at(columns), decoder_);
                 add_group(group, columns, g, from, rows);
             }
@@ -137,6 +146,46 @@ public:
 private:
     static constexpr int64_t kEach = Units<T>::kNumbers;
 
+    // A single row times a group of a whole panel, decoded in registers.
+    void add_single(const uint8_t* scales, const uint8_t* codes, const float* x,
+                    int64_t inputs) const {
+        Floats sums[1][kTiles] = {};
+        for (int64_t k = 0; k < inputs; k += kQuad, codes += kPanel * kQuad)
+#pragma GCC unroll 4
+            for (int c = 0; c < kTiles; ++c) {
+                __builtin_prefetch(codes + kFetchAhead + c * sizeof(Words), 0, 2);
+                const QuadPairs pairs =
+                    pairs_of(load_vector<Words>(codes + c * sizeof(Words)), decoder_);
+                sums[0][c] = sums[0][c] + spread(x[k]) * (Floats)(pairs.first << 16);
+                sums[0][c] = sums[0][c] + spread(x[k + 1]) * (Floats)(pairs.first & 0xffff0000);
+                sums[0][c] = sums[0][c] + spread(x[k + 2]) * (Floats)(pairs.second << 16);
+                sums[0][c] = sums[0][c] + spread(x[k + 3]) * (Floats)(pairs.second & 0xffff0000);
+            }
+        add_scaled<kTiles>(sums, scales, 0, 0, 1);
+    }
+
+    // Decodes a group tile by tile, and multiplies each by all rows while it is in the cache.
+    void add_tiles(const uint8_t* scales, const uint8_t* codes, int64_t columns, int64_t group,
+                   int64_t first, int64_t rows) const {
+        const int64_t begin = group * at_.group;
+        const float* x = reinterpret_cast<const float*>(x_.from) + first * x_.stride + begin;
+        const float* opened = reinterpret_cast<const float*>(decoded_.get());
+        if (Decoder<kKind>::kBits == 8 && rows == 1 && columns == kPanel &&
+            begin + at_.inputs(group) <= at_.width)
+            return add_single(scales, codes, x, at_.inputs(group));
+        for (int64_t column = 0; column < columns; column += kLanes) {
+            decode<kKind>(decoded_.get(), codes, columns, column, kLanes, at_.inputs(group),
+                          codes + kFetchAhead + column * kQuad, decoder_);
+            in_even_blocks<kBlockRows>(rows, [&](auto count, int64_t row, int64_t, int64_t) {
+                constexpr int R = decltype(count)::value;
+                Floats sums[R][1] = {};
+                multiply_opened<R>(sums, x + row * x_.stride, x_.stride, opened,
+                                   std::min(at_.group, at_.width - begin), Prefetch());
+                add_scaled<1>(sums, scales, row, column, R);
+            });
+        }
+    }
+
     // Adds the products with the decoded group to the totals [row][column].
     void add_group(const uint8_t* scales, int64_t columns, int64_t group, int64_t first,
                    int64_t rows) const {
@@ -147,19 +196,12 @@ private:
         if constexpr (kTiled<T>)
             if (rows >= kTiledRows) return add_in_tiles(scales, columns, x, rows, units);
 #endif
-        const int64_t blocks = (rows + kRowsOf<T> - 1) / kRowsOf<T>;
-        for (int64_t b = 0; b < blocks; ++b) {
-            const int64_t from = rows * b / blocks, count = rows * (b + 1) / blocks - from;
-            with_rows<kRowsOf<T>>(count, [&](auto number) {
-                constexpr int R = decltype(number)::value;
-                for (int64_t c = 0; c < columns;) {
-                    const bool whole = kUnroll == kTiles && columns == kPanel;
-                    whole ? add_block<R, kUnroll>(scales, columns, x, from, c, units)
-                          : add_block<R, 1>(scales, columns, x, from, c, units);
-                    c += whole ? kPanel : kLanes;
-                }
-            });
-        }
+        in_even_blocks<kRowsOf<T>>(rows, [&](auto count, int64_t row, int64_t, int64_t) {
+            constexpr int R = decltype(count)::value;
+            if (columns == kPanel) return add_block<R, kTiles>(scales, columns, x, row, 0, units);
+            for (int64_t c = 0; c < columns; c += kLanes)
+                add_block<R, 1>(scales, columns, x, row, c, units);
+        });
     }
 
     template <int R, int C>
@@ -168,8 +210,12 @@ private:
         Floats sums[R][C] = {};
         const T* tiles[C];
         for (int c = 0; c < C; ++c) tiles[c] = decoded_.get() + (column + c * kLanes) * kEach;
-        ::multiply<T, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns * kEach, units,
-                            Prefetch());
+        if constexpr (std::is_same_v<T, float>)
+            multiply_wide<float, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns, units,
+                                       Prefetch());
+        else
+            ::multiply<T, R, C>(sums, x + row * x_.stride, x_.stride, tiles, columns * kEach,
+                                units, Prefetch());
         add_scaled<C>(sums, scales, row, column, R);
     }
 
@@ -235,17 +281,36 @@ void with_kind(int32_t kind, Body body) {
                     : body(std::integral_constant<int, kTabled>());
 }
 
-// Calls body(rows of x): unchanged, or float16 widened to float32.
+// Calls body(rows of x): widened to float32, except where bfloat16 is multiplied.
 template <typename Body>
 void with_inputs(const Product& p, int64_t rows, int32_t dtype, Body body) {
-    if (dtype == kBFloat16)
-        return body(Inputs<BFloat16>{static_cast<const BFloat16*>(p.x), p.x_stride});
-    if (dtype == kFloat32) return body(Inputs<float>{static_cast<const float*>(p.x), p.x_stride});
-    const Buffer<float> wide = make_buffer<float>(rows * p.in);
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t k = 0; k < p.in; ++k)
-            wide[row * p.in + k] = widened(static_cast<const Float16*>(p.x)[row * p.x_stride + k]);
-    body(Inputs<float>{wide.get(), p.in});
+    with_dtype(dtype, [&](auto number) {
+        const WideRows<decltype(number)> x(p, rows);
+        body(Inputs<Input<decltype(number)>>{x.from, x.stride});
+    });
+}
+
+// The decoder for x of a dtype: table entries are rounded for bfloat16.
+template <int kKind>
+Decoder<kKind> decoder_for(const float* table, int32_t dtype) {
+    const Decoder<kKind> decoder(table);
+    if constexpr (kKind == kTabled)
+        if (dtype == kBFloat16) return decoder.rounded();
+    return decoder;
+}
+
+// Calls body(function that makes a worker) for the element type of x and the kind of code.
+template <typename Body>
+void with_worker(const Product& p, int64_t rows, const FloatFormat& format, int32_t dtype,
+                 Body body) {
+    with_inputs(p, rows, dtype, [&](auto x) {
+        with_kind(format.kind, [&](auto kind) {
+            using Own =
+                Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
+            const auto decoder = decoder_for<kind()>(format.table, dtype);
+            body([&] { return Own(p, dtype, x, format, decoder); });
+        });
+    });
 }
 
 void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count, int64_t width,
@@ -258,27 +323,16 @@ void any_unpack(void* out, const void* weight, const int64_t* ids, int64_t count
 
 void any_product(const Product& p, FloatFormat format, int32_t dtype) {
     const FloatLayout at(p.out, p.in, format);
-    with_inputs(p, p.rows, dtype, [&](auto x) {
-        with_kind(format.kind, [&](auto kind) {
-            using Own =
-                Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
-            multiply_panels(p, at.panels(), [&] { return Own(p, dtype, x, format); });
-        });
-    });
+    with_worker(p, p.rows, format, dtype,
+                [&](auto make) { multiply_panels(p, at.panels(), make); });
 }
 
 void any_grouped(const Product& p, const int64_t* counts, int64_t groups, FloatFormat format,
                  int32_t dtype) {
     const FloatLayout at(p.out, p.in, format);
     const GroupedRows own(counts, groups);
-    with_inputs(p, own.rows, dtype, [&](auto x) {
-        with_kind(format.kind, [&](auto kind) {
-            using Own =
-                Worker<std::remove_const_t<std::remove_pointer_t<decltype(x.from)>>, kind()>;
-            multiply_groups(p, own, at.panels(), at.bytes(),
-                            [&] { return Own(p, dtype, x, format); });
-        });
-    });
+    with_worker(p, own.rows, format, dtype,
+                [&](auto make) { multiply_groups(p, own, at.panels(), at.bytes(), make); });
 }
 
 }  // namespace

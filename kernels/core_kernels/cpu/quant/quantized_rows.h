@@ -78,6 +78,10 @@ void read_row(float* to, const T* from, int64_t count, int64_t stride) {
     for (; at < count; ++at) to[at] = widened(from[at * stride]);
 }
 
+inline Ints maximum(Ints a, Ints b) {
+    return in_registers(a, b, [](auto x, auto y) { return x > y ? x : y; });
+}
+
 // The maximum and the sum of all lanes.
 inline int32_t largest(Ints lanes) {
 #if defined(__AVX512F__)
@@ -120,9 +124,8 @@ inline float scale_for(uint32_t max_bits, int64_t bits) {
 inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
     if (rows.in_bytes) {
         const Ints high = rows.bits == 8 ? Ints{} : (integers + 128) >> 8;
-        store_bytes(reinterpret_cast<uint8_t*>(&rows.low[at]), (Words)(integers - (high << 8)));
-        if (rows.bits == 16)
-            store_bytes(reinterpret_cast<uint8_t*>(&rows.high[at]), (Words)high);
+        Memory<Ints>::store_as(&rows.low[at], integers - (high << 8));
+        if (rows.bits == 16) Memory<Ints>::store_as(&rows.high[at], high);
     }
     if (rows.in_pairs) {
         uint64_t fours[kLanes / kQuad];
@@ -145,7 +148,7 @@ inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
         Ints max_bits = {};
         for_lanes(numbers, first, end, [&](int64_t, Floats own) {
             const Ints bits = (Ints)own & 0x7fffffff;
-            max_bits = select(bits > max_bits, bits, max_bits);
+            max_bits = maximum(bits, max_bits);
         });
         const float scale = scale_for(largest(max_bits), rows.bits),
                     inverse = scale == scale ? 1 / scale : 0;
