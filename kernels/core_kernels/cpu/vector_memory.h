@@ -40,7 +40,7 @@ inline void store_vector(void* to, Vector vector) {
 }
 
 // Calls body(half) for each half of a vector that has some, else body(vector), and returns the same
-// kind of vector. With two vectors: body(half, half).
+// kind of vector. With more vectors: body(half, half, ...).
 template <typename Vector, typename Body>
 inline Vector in_registers(Vector a, Body body) {
     return body(a);
@@ -56,6 +56,16 @@ inline Vector in_registers(Vector a, Vector b, Body body) {
 template <typename Half, typename Body>
 inline VectorPair<Half> in_registers(VectorPair<Half> a, VectorPair<Half> b, Body body) {
     return {in_registers(a.low, b.low, body), in_registers(a.high, b.high, body)};
+}
+
+template <typename Vector, typename Body>
+inline Vector in_registers(Vector a, Vector b, Vector c, Body body) {
+    return body(a, b, c);
+}
+template <typename Half, typename Body>
+inline VectorPair<Half> in_registers(VectorPair<Half> a, VectorPair<Half> b, VectorPair<Half> c,
+                                     Body body) {
+    return {in_registers(a.low, b.low, c.low, body), in_registers(a.high, b.high, c.high, body)};
 }
 
 }  // namespace

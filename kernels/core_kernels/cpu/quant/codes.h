@@ -129,6 +129,10 @@ inline Ints add_pairs(Ints sums, Words x, Words weights) {
     return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
 #elif defined(__AVX512BW__)
     return sums + (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)weights);
+#elif defined(__AVXVNNI__)
+    return (Ints)in_registers((Words)sums, x, weights, [](auto sum, auto a, auto b) {
+        return (decltype(sum))_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+    });
 #elif defined(__AVX2__)
     return sums + (Ints)in_registers(x, weights, [](auto a, auto b) {
                return (decltype(a))_mm256_madd_epi16((__m256i)a, (__m256i)b);
@@ -145,9 +149,61 @@ constexpr bool kMultipliesBytes = true;
 inline Ints add_bytes(Ints sums, Words x, Words weights) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
 }
+#elif defined(__AVXVNNI__)
+constexpr bool kMultipliesBytes = false;  // 16-bit x as pairs is as fast
+inline Ints add_bytes(Ints sums, Words x, Words weights) {
+    return (Ints)in_registers((Words)sums, weights, x, [](auto sum, auto a, auto b) {
+        return (decltype(sum))_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+    });
+}
 #else
 constexpr bool kMultipliesBytes = false;
 inline Ints add_bytes(Ints sums, Words, Words) { return sums; }
 #endif
+#if defined(__AVXVNNI__)
+constexpr bool kAddsBytes = true;  // to sums of 32 bits
+#else
+constexpr bool kAddsBytes = kMultipliesBytes;
+#endif
+
+// Without those instructions: products of bytes are added in pairs to sums of 16 bits, which hold
+// some of them if codes are small.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr bool kMultipliesSmallBytes = true;
+
+// The sums of two products of each half of a lane, x signed and weights unsigned.
+inline Words multiply_bytes(Words x, Words weights) {
+    return in_registers(x, weights, [](auto a, auto b) {
+        return (decltype(a))_mm256_maddubs_epi16((__m256i)b, (__m256i)a);
+    });
+}
+// The same for codes of any size that are 128 too large: of numbers, only magnitudes are unsigned.
+inline Words multiply_signed_bytes(Words x, Words weights) {
+    return in_registers(x, weights ^ 0x80808080, [](auto a, auto b) {
+        const __m256i own = (__m256i)b;
+        return (decltype(a))_mm256_maddubs_epi16(_mm256_abs_epi8(own),
+                                                 _mm256_sign_epi8((__m256i)a, own));
+    });
+}
+inline Words add_halves(Words a, Words b) {
+    return in_registers(a, b, [](auto x, auto y) {
+        return (decltype(x))_mm256_add_epi16((__m256i)x, (__m256i)y);
+    });
+}
+#else
+constexpr bool kMultipliesSmallBytes = false;
+inline Words multiply_bytes(Words x, Words) { return x; }
+inline Words multiply_signed_bytes(Words x, Words) { return x; }
+inline Words add_halves(Words a, Words) { return a; }
+#endif
+
+// Larger codes are multiplied as signed numbers.
+constexpr bool multiplies_signed(int max_code) {
+    return kMultipliesSmallBytes && !kAddsBytes && max_code > 127;
+}
+// Number of sums of two products that fit 16 bits, for codes up to this one and bytes up to 127.
+constexpr int pairs_in_half(int max_code) {
+    return 32767 / (2 * 127 * (max_code > 127 ? 128 : max_code));
+}
 
 }  // namespace

@@ -31,14 +31,14 @@ struct BlockView {
     }
 };
 
-inline Floats number(Words integers) { return __builtin_convertvector((Ints)integers, Floats); }
+inline Floats number(Words integers) { return convert<Floats>((Ints)integers); }
 
 // Moves bits 0 to 3 of each lane to bit 4 of its four bytes.
 inline Words fifth_bits(Words bits) { return ((bits & 0xf) * 0x02040810) & 0x10101010; }
 
 struct Q4_0 {
     static constexpr int64_t kInputs = 32, kBytes = 18, kHalves[] = {0}, kWordsAt = 2, kGroup = 32,
-                             kZero = 8;
+                             kZero = 8, kMaxCode = 15;
     static constexpr bool kHasMin = false;
     static Words quad(const BlockView& p, int64_t, int i) {
         return (p.word(i % 4) >> (i / 4 * 4)) & 0x0f0f0f0f;
@@ -53,7 +53,7 @@ struct Q4_1 : Q4_0 {
 };
 
 struct Q5_0 : Q4_0 {
-    static constexpr int64_t kBytes = 22, kZero = 16;
+    static constexpr int64_t kBytes = 22, kZero = 16, kMaxCode = 31;
     static Words quad(const BlockView& p, int64_t, int i) {
         return ((p.word(1 + i % 4) >> (i / 4 * 4)) & 0x0f0f0f0f) | fifth_bits(p.word(0) >> (4 * i));
     }
@@ -66,13 +66,13 @@ struct Q5_1 : Q5_0 {
 };
 
 struct Q8_0 : Q4_0 {
-    static constexpr int64_t kBytes = 34, kZero = 128;
+    static constexpr int64_t kBytes = 34, kZero = 128, kMaxCode = 255;
     static Words quad(const BlockView& p, int64_t, int i) { return p.word(i) ^ 0x80808080; }
 };
 
 struct Q2_K {
     static constexpr int64_t kInputs = 256, kBytes = 84, kHalves[] = {80, 82}, kWordsAt = 0,
-                             kGroup = 16, kZero = 0;
+                             kGroup = 16, kZero = 0, kMaxCode = 3;
     static constexpr bool kHasMin = true;
     static Words quad(const BlockView& p, int64_t unit, int i) {
         return (p.word(4 + unit / 4 * 8 + i) >> static_cast<int>(unit % 4 * 2)) & 0x03030303;
@@ -92,7 +92,7 @@ private:
 
 struct Q3_K {
     static constexpr int64_t kInputs = 256, kBytes = 110, kHalves[] = {108}, kWordsAt = 0,
-                             kGroup = 16, kZero = 4;
+                             kGroup = 16, kZero = 4, kMaxCode = 7;
     static constexpr bool kHasMin = false;
     static Words quad(const BlockView& p, int64_t unit, int i) {
         const Words low =
@@ -109,7 +109,7 @@ struct Q3_K {
 
 struct Q4_K {
     static constexpr int64_t kInputs = 256, kBytes = 144, kHalves[] = {0, 2}, kWordsAt = 4,
-                             kGroup = 32, kZero = 0;
+                             kGroup = 32, kZero = 0, kMaxCode = 15;
     static constexpr bool kHasMin = true;
     static Words quad(const BlockView& p, int64_t unit, int i) {
         return (p.word(3 + unit / 2 * 8 + i) >> static_cast<int>(unit % 2 * 4)) & 0x0f0f0f0f;
@@ -135,7 +135,7 @@ private:
 };
 
 struct Q5_K : Q4_K {
-    static constexpr int64_t kBytes = 176;
+    static constexpr int64_t kBytes = 176, kMaxCode = 31;
     static Words quad(const BlockView& p, int64_t unit, int i) {
         const Words low =
             (p.word(11 + unit / 2 * 8 + i) >> static_cast<int>(unit % 2 * 4)) & 0x0f0f0f0f;
@@ -145,7 +145,7 @@ struct Q5_K : Q4_K {
 
 struct Q6_K {
     static constexpr int64_t kInputs = 256, kBytes = 210, kHalves[] = {208}, kWordsAt = 0,
-                             kGroup = 16, kZero = 32;
+                             kGroup = 16, kZero = 32, kMaxCode = 63;
     static constexpr bool kHasMin = false;
     static Words quad(const BlockView& p, int64_t unit, int i) {
         const int64_t half = unit / 4, quarter = unit % 4;

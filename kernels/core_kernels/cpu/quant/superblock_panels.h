@@ -34,6 +34,7 @@ struct PackedPanel {
     static constexpr bool kHasMin = Kind::kHasMin;
     static constexpr IntegerLayout kLayout = kOf;
     static constexpr int kLines = Kind::kBytes / kUnits;  // cache lines per unit of a whole panel
+    static constexpr int kMaxCode = Kind::kMaxCode;
 
     const uint8_t* panel;
     int64_t own_columns;
@@ -45,7 +46,9 @@ struct PackedPanel {
         const uint8_t* words = block + num_halves<Kind>() * columns() * 2;
         return {block + tile * kLanes * 2, words + tile * kLanes * 4, columns()};
     }
-    int32_t zero() const { return Kind::kZero; }
+    int32_t zero() const {
+        return kLayout == IntegerLayout::kByte && multiplies_signed(kMaxCode) ? 0 : Kind::kZero;
+    }
     // The words of one multiplication step.
     Words step(int64_t unit, int64_t tile, int i) const {
         return kLayout == IntegerLayout::kPairs ? pair(quad(unit, tile, i / 2), i % 2)
@@ -65,12 +68,12 @@ struct PackedPanel {
 
 // 256 inputs of a panel, unpacked: scales as floats, codes as bytes, or as 16-bit pairs with the
 // zero point subtracted.
-template <int64_t kInGroup, bool kMin, IntegerLayout kOf>
+template <int64_t kInGroup, bool kMin, int kMax, IntegerLayout kOf>
 struct UnpackedPanel {
     static constexpr int64_t kGroup = kInGroup;
     static constexpr IntegerLayout kLayout = kOf;
     static constexpr bool kHasMin = kMin, kPairs = kLayout == IntegerLayout::kPairs;
-    static constexpr int kLines = 0, kParts = kUnit / kInGroup;
+    static constexpr int kLines = 0, kParts = kUnit / kInGroup, kMaxCode = kMax;
     static constexpr int64_t kSteps = kUnit / kAtOnce<kLayout>;  // per unit
 
     Buffer<uint32_t> codes = make_buffer<uint32_t>(kSpan * kSteps * kPanel);
@@ -87,7 +90,6 @@ struct UnpackedPanel {
         num_columns = reader.columns();
         first = begin;
         own_zero = kPairs ? 0 : reader.zero();
-        const Shorts zero = Shorts{} + static_cast<uint16_t>(reader.zero());
         for (int64_t unit = begin; unit < begin + units; ++unit)
             for (int64_t tile = 0; tile * kLanes < num_columns; ++tile) {
                 for (int part = 0; part < kParts; ++part) {
@@ -100,14 +102,11 @@ struct UnpackedPanel {
                 for (int q = 0; q < kQuads; ++q) {
                     const Words words = reader.quad(unit, tile, q);
                     if constexpr (kPairs) {
-                        const Shorts halves[2] = {(Shorts)pair(words, 0) - zero,
-                                                  (Shorts)pair(words, 1) - zero};
-                        std::memcpy(&codes[code_at(unit, tile, 2 * q)], &halves[0],
-                                    sizeof halves[0]);
-                        std::memcpy(&codes[code_at(unit, tile, 2 * q + 1)], &halves[1],
-                                    sizeof halves[1]);
+                        for (int i = 0; i < 2; ++i)
+                            store_vector(&codes[code_at(unit, tile, 2 * q + i)],
+                                         subtract_halves(pair(words, i), reader.zero()));
                     } else {
-                        std::memcpy(&codes[code_at(unit, tile, q)], &words, sizeof words);
+                        store_vector(&codes[code_at(unit, tile, q)], words);
                     }
                 }
             }
@@ -124,7 +123,6 @@ struct UnpackedPanel {
     }
 
 private:
-    typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
     int64_t code_at(int64_t unit, int64_t tile, int i) const {
         return ((unit - first) * kSteps + i) * kPanel + tile * kLanes;
     }

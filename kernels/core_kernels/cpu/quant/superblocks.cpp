@@ -5,12 +5,14 @@
 // group of the weight. Sums within a group are exact, and groups are added in order, so results are
 // bitwise batch-invariant on every instruction set. With few rows, codes are extracted where they
 // are multiplied. With more, 256 inputs of a panel are unpacked into the core's cache for all rows.
+#define PAIRED_VECTORS
 #include "cpu/quant/superblocks.h"
 
 #include <limits>
 #include <memory>
 
 #include "cpu/variant.h"
+#include "cpu/gemm/opened_tile.h"
 #include "cpu/quant/superblock_panels.h"
 
 namespace {
@@ -27,26 +29,31 @@ template <typename Kind>
 constexpr int64_t kFetchAhead = Kind::kInputs != kUnit       ? kPanel * Kind::kBytes + 10240
                                 : kInterleavesPrefetch<Kind> ? 6144
                                                              : 2048;
+// True if 8-bit x is multiplied as bytes.
+constexpr bool kAsBytes = kMultipliesBytes || kMultipliesSmallBytes;
+// Layout of x for packed and for unpacked panels.
+template <typename Kind, int kBits>
+constexpr IntegerLayout kPackedLayout = kBits == 8 && kAsBytes ? IntegerLayout::kByte
+                                        : kMultipliesBytes           ? IntegerLayout::kTwoBytes
+                                                                     : IntegerLayout::kPairs;
+template <typename Kind, int kBits>
+constexpr IntegerLayout kUnpackedLayout =
+    kBits == 8 && kAsBytes ? IntegerLayout::kByte : IntegerLayout::kPairs;
 // Rows per block of a packed panel. Each count is compiled for each kind, so there are few.
-constexpr int kPackedRows = kMultipliesBytes ? 3 : 1;
+template <int kBits>
+constexpr int kPackedRows = kMultipliesBytes || (kMultipliesSmallBytes && kBits == 8) ? 3 : 1;
 // Maximum rows for packed panels (measured). Scales of a few bits make repeated passes expensive;
 // with float16 scales and 8-bit x unpacking gains nothing.
 template <typename Kind, int kBits>
-constexpr int64_t kMaxPackedRows = !kMultipliesBytes        ? kPackedRows
+constexpr int64_t kMaxPackedRows = !kMultipliesBytes        ? kPackedRows<kBits>
                                    : kBits == 16            ? (Kind::kGroup == kUnit ? 64 : 24)
                                    : Kind::kInputs == kUnit ? std::numeric_limits<int64_t>::max()
                                                             : 6;
 // Rows per block of an unpacked panel. With 8-bit x, totals stay in registers too.
 template <IntegerLayout kLayout>
-constexpr int kUnpackedRows = kLayout == IntegerLayout::kByte ? 3 : kRows;
-// Layout of x for packed and for unpacked panels.
-template <int kBits>
-constexpr IntegerLayout kPackedLayout = !kMultipliesBytes ? IntegerLayout::kPairs
-                                        : kBits == 8      ? IntegerLayout::kByte
-                                                          : IntegerLayout::kTwoBytes;
-template <int kBits>
-constexpr IntegerLayout kUnpackedLayout =
-    kMultipliesBytes && kBits == 8 ? IntegerLayout::kByte : IntegerLayout::kPairs;
+constexpr int kUnpackedRows = kWholePanels && kLayout == IntegerLayout::kByte ? 3 : kBlockRows;
+// Tiles per block of an unpacked panel.
+constexpr int kUnpackedTiles = kWholePanels ? kTiles : 1;
 
 // --- packing and unpacking
 // ----------------------------------------------------------------------------------
@@ -133,6 +140,58 @@ inline __attribute__((always_inline)) void prefetch_between(const uint8_t* line,
 #endif
 }
 
+// `add_part` for bytes of x and narrow registers. Without instructions that add products of bytes
+// to 32 bits, they are added to 16 bits, and those to the sums as often as they have to be.
+template <typename Reader, int R, int C>
+inline __attribute__((always_inline)) void add_bytes_of_part(
+    Ints (&sums)[R][C], const QuantizedRows& rows, int64_t row, const Reader& reader, int64_t unit,
+    int64_t tile, int part, const uint8_t* fetched) {
+    constexpr int count = Reader::kGroup / kQuad;
+    constexpr int together = std::min(count, pairs_in_half(Reader::kMaxCode));
+    const Words ones = Words{} + 0x00010001;
+    const int8_t* x = &rows.low[(unit * rows.count + row) * kUnit + part * Reader::kGroup];
+    if constexpr (kAddsBytes) {
+#pragma GCC unroll 8
+        for (int step = 0; step < count; ++step)
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) {
+                const Words own = reader.step(unit, tile + c, part * count + step);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    sums[r][c] =
+                        add_bytes(sums[r][c], spread_word(x + r * kUnit + step * kQuad), own);
+            }
+    } else {
+#pragma GCC unroll 4
+        for (int begin = 0; begin < count; begin += together) {
+            Words halves[R][C];
+#pragma GCC unroll 8
+            for (int step = begin; step < begin + together; ++step)
+#pragma GCC unroll 4
+                for (int c = 0; c < C; ++c) {
+                    const Words own = reader.step(unit, tile + c, part * count + step);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const Words numbers = spread_word(x + r * kUnit + step * kQuad);
+                        const Words products = multiplies_signed(Reader::kMaxCode)
+                                                   ? multiply_signed_bytes(numbers, own)
+                                                   : multiply_bytes(numbers, own);
+                        halves[r][c] =
+                            step == begin ? products : add_halves(halves[r][c], products);
+                    }
+                }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (int c = 0; c < C; ++c) sums[r][c] = add_pairs(sums[r][c], halves[r][c], ones);
+        }
+    }
+    if constexpr (C == kTiles)
+        for (int line = part * Reader::kLines * count / kQuads;
+             line < (part + 1) * Reader::kLines * count / kQuads; ++line)
+            __builtin_prefetch(fetched + line * kCacheLine, 0, 2);
+}
+
 // Adds the products of R rows of x and C tiles for the codes that share a scale.
 template <typename Reader, int R, int C>
 inline __attribute__((always_inline)) void add_part(Ints (&sums)[R][C], Ints (&high)[R][C],
@@ -142,6 +201,8 @@ inline __attribute__((always_inline)) void add_part(Ints (&sums)[R][C], Ints (&h
                                                     const uint8_t* fetched) {
     constexpr int inputs = kAtOnce<Reader::kLayout>, count = Reader::kGroup / inputs,
                   of_unit = kUnit / inputs;
+    if constexpr (kMultipliesSmallBytes && Reader::kLayout == IntegerLayout::kByte)
+        return add_bytes_of_part(sums, rows, row, reader, unit, tile, part, fetched);
 #pragma GCC unroll 16
     for (int step = 0; step < count; ++step) {
         const int i = part * count + step;
@@ -150,14 +211,16 @@ inline __attribute__((always_inline)) void add_part(Ints (&sums)[R][C], Ints (&h
         for (int c = 0; c < C; ++c) own[c] = reader.step(unit, tile + c, i);
         add_products<Reader::kLayout>(sums, high, rows,
                                       (unit * rows.count + row) * kUnit + i * inputs, kUnit, own);
-        if constexpr (C == kTiles && Reader::kLines > 0)
+        if constexpr (C == kTiles && Reader::kLines > 0) {
 #pragma GCC unroll 8
             for (int line = i * Reader::kLines / of_unit; line < (i + 1) * Reader::kLines / of_unit;
-                 ++line)
+                 ++line) {
                 if constexpr (kInterleavesPrefetch<typename Reader::KindType>)
                     prefetch_between(fetched + line * kCacheLine, sums[0]);
                 else
                     __builtin_prefetch(fetched + line * kCacheLine, 0, 2);
+            }
+        }
     }
 }
 
@@ -190,8 +253,8 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const QuantizedR
                 const Floats scale = reader.scale(unit, tile + c, part),
                              minimum = reader.minimum(unit, tile + c, part);
                 for (int r = 0; r < R; ++r) {
-                    const Floats sum = __builtin_convertvector(
-                        combined<Reader::kLayout>(sums[r][c], high[r][c]), Floats);
+                    const Floats sum =
+                        convert<Floats>(combined<Reader::kLayout>(sums[r][c], high[r][c]));
                     if constexpr (kBits == 8) {
                         const float x_scale =
                             rows.scales[(unit * parts + part) * rows.count + row + r];
@@ -207,7 +270,7 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const QuantizedR
             }
         }
         for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(fetched + line * 64, 0, 2);
-        fetched += (Reader::kLines + lines) * 64;
+        fetched += ((C == kTiles ? Reader::kLines : 0) + lines) * 64;
     }
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c)
@@ -230,24 +293,23 @@ void multiply_packed(const ResultWriter& results, int64_t column, int64_t left,
                      const QuantizedRows& rows, const Reader& reader, int64_t first, int64_t last,
                      int64_t panel_bytes) {
     const int64_t spans = (rows.layout.width / kUnit + kSpan - 1) / kSpan;
-    const int64_t blocks = (last - first + kPackedRows - 1) / kPackedRows;
+    constexpr int kMost = kPackedRows<kBits>;
+    const int64_t blocks = (last - first + kMost - 1) / kMost;
     const uint8_t* ahead =
         reader.panel + (blocks == 1 ? kFetchAhead<typename Reader::KindType> : panel_bytes);
-    for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t from = first + (last - first) * b / blocks,
-                      to = first + (last - first) * (b + 1) / blocks;
-        with_rows<kPackedRows>(to - from, [&](auto count) {
-            constexpr int R = decltype(count)::value;
-            Floats totals[R][kUnroll] = {};
-            for (int64_t tile = 0; tile < kTiles; tile += kUnroll) {
-                std::memset(totals, 0, sizeof totals);
-                for (int64_t span = 0; span < spans; ++span)
-                    add_span<kBits>(totals, rows, from, reader, span, tile,
-                                    ahead + span * Reader::kLines * 64 * kSpan);
-                results.write(from, column + tile * kLanes, totals, R, left - tile * kLanes);
-            }
-        });
-    }
+    in_even_blocks<kMost>(last - first, [&](auto count, int64_t row, int64_t, int64_t) {
+        constexpr int R = decltype(count)::value, C = kBlockTiles<R>;
+        Floats totals[kTiles / C][R][C];
+        std::memset(totals, 0, sizeof totals);
+        for (int64_t span = 0; span < spans; ++span)
+            for (int at = 0; at < kTiles / C; ++at)
+                add_span<kBits>(totals[at], rows, first + row, reader, span, at * C,
+                                ahead + span * Reader::kLines * 64 * kSpan,
+                                C < kTiles && at == 0 ? Reader::kLines : 0);
+        for (int at = 0; at < kTiles / C; ++at)
+            results.write(first + row, column + at * C * kLanes, totals[at], R,
+                          left - at * C * kLanes);
+    });
 }
 
 // Rows of x times one panel, unpacked span by span. `totals` holds all rows.
@@ -257,8 +319,7 @@ void multiply_unpacked(const ResultWriter& results, int64_t column, int64_t left
                        float* totals, int64_t first, int64_t last) {
     // Calls body(totals [R][C], first row, first tile).
     const auto for_blocks = [&](auto body) {
-        if (kUnroll == kTiles &&
-            reader.columns() < kPanel)  // a single panel is not worth more code
+        if (kWholePanels && reader.columns() < kPanel)  // a single panel is not worth more code
             for (int64_t row = first; row < last; ++row)
                 for (int64_t tile = 0; tile * kLanes < reader.columns(); ++tile)
                     body(reinterpret_cast<Floats(&)[1][1]>(
@@ -268,9 +329,9 @@ void multiply_unpacked(const ResultWriter& results, int64_t column, int64_t left
             in_blocks<kUnpackedRows<Unpacked::kLayout>>(first, last, [&](auto count, int64_t row) {
                 constexpr int R = decltype(count)::value;
                 float* own = totals + (row - first) * kPanel;
-                for (int64_t tile = 0; tile * kLanes < reader.columns(); tile += kUnroll)
-                    body(reinterpret_cast<Floats(&)[R][kUnroll]>(own[tile * kLanes * R]), row,
-                         tile);
+                for (int64_t tile = 0; tile * kLanes < reader.columns(); tile += kUnpackedTiles)
+                    body(reinterpret_cast<Floats(&)[R][kUnpackedTiles]>(own[tile * kLanes * R]),
+                         row, tile);
             });
     };
     std::memset(totals, 0, (last - first) * kPanel * sizeof(float));
@@ -303,9 +364,11 @@ public:
         const int64_t columns = at_.columns(panel), column = panel * kPanel,
                       left = at_.rows - column;
         const uint8_t* panel_start = static_cast<const uint8_t*>(weight) + at_.panel_at(panel);
-        const bool fits = kMultipliesBytes ? rows_.in_bytes : rows_.in_pairs;
+        const bool fits = kPackedLayout<Kind, kBits> == IntegerLayout::kPairs ? rows_.in_pairs
+                                                                              : rows_.in_bytes;
         if (fits && last - first <= kMaxPackedRows<Kind, kBits> && columns == kPanel) {
-            const PackedPanel<Kind, kPackedLayout<kBits>, kPanel> stored = {panel_start, kPanel};
+            const PackedPanel<Kind, kPackedLayout<Kind, kBits>, kPanel> stored = {panel_start,
+                                                                                  kPanel};
             multiply_packed<kBits>(results_, column, left, rows_, stored, first, last,
                                    columns * at_.row_bytes());
             return;
@@ -314,7 +377,7 @@ public:
             unpacked_.reset(new Unpacked);
             totals_ = make_buffer<float>(kRowsAtOnce * kPanel);
         }
-        const PackedPanel<Kind, kUnpackedLayout<kBits>> stored = {panel_start, columns};
+        const PackedPanel<Kind, kUnpackedLayout<Kind, kBits>> stored = {panel_start, columns};
         for (int64_t at = first; at < last; at += kRowsAtOnce)
             multiply_unpacked<kBits>(results_, column, left, rows_, stored, *unpacked_,
                                      totals_.get(), at, std::min(last, at + kRowsAtOnce));
@@ -329,7 +392,8 @@ public:
     }
 
 private:
-    using Unpacked = UnpackedPanel<Kind::kGroup, Kind::kHasMin, kUnpackedLayout<kBits>>;
+    using Unpacked = UnpackedPanel<Kind::kGroup, Kind::kHasMin, Kind::kMaxCode,
+                                   kUnpackedLayout<Kind, kBits>>;
     const ResultWriter results_;
     const QuantizedRows& rows_;
     const Layout<Kind> at_;
@@ -366,8 +430,8 @@ template <int kBits, typename Kind>
 QuantizedRows rows_for(int64_t count, int64_t max_rows, const Layout<Kind>& at) {
     const bool few = max_rows <= kMaxPackedRows<Kind, kBits>,
                whole = at.columns(at.panels() - 1) == kPanel;
-    const bool bytes = kMultipliesBytes && (few || kBits == 8),
-               pairs = kUnpackedLayout<kBits> == IntegerLayout::kPairs;
+    const bool bytes = kMultipliesBytes ? few || kBits == 8 : kBits == 8 && kAsBytes,
+               pairs = kUnpackedLayout<Kind, kBits> == IntegerLayout::kPairs;
     const RowLayout layout = kBits == 8 ? RowLayout{at.width, Kind::kGroup, Kind::kGroup}
                                         : RowLayout{at.width, kSpan * kUnit, kLanes};
     return QuantizedRows(count, layout, kBits, bytes, pairs && (!bytes || !whole), kUnit);
