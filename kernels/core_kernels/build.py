@@ -85,12 +85,14 @@ class Variant:
     """The variant that has the tables of the other sources."""
 
 
+_AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 _AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 _VNNI: Final = (*_AVX512, "-mavx512vnni")
 _TILES: Final = (*_VNNI, "-mavx512bf16", "-DTILE_REGISTERS")
 X86: Final = {
     "generic": Variant(),
-    "avx2": Variant(("-mavx2", "-mfma", "-mf16c")),
+    "avx2": Variant(_AVX2),
+    "avx2_vnni": Variant((*_AVX2, "-mavxvnni"), INTEGER_SOURCES, "avx2"),
     "avx512": Variant(_AVX512),
     "avx512_vnni": Variant(_VNNI, INTEGER_SOURCES, "avx512"),
     "avx512_bf16": Variant((*_VNNI, "-mavx512bf16")),

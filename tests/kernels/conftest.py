@@ -17,7 +17,7 @@ def vector_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from computing_on(request.param)
 
 
-@pytest.fixture(params=[*VECTORS, "amx", "amx_emulated"])
+@pytest.fixture(params=[*VECTORS, "avx2_vnni", "amx", "amx_emulated"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Compute on this instruction set; products have some that other ops have not."""
     yield from computing_on(request.param)

@@ -26,6 +26,7 @@ GIB: Final = 1 << 30
 ROOT: Final = Path("/")
 FLAGS: Final = (
     "avx2",
+    "avx_vnni",
     "avx512f",
     "avx512_bf16",
     "avx512_vnni",

@@ -37,6 +37,7 @@ MIN_THREAD_LIMIT: Final = 64
 """Lower bound of the --num-threads limit; hundreds of threads exhaust memory with their stacks."""
 ISA_FLAGS: Final = (
     "avx2",
+    "avx_vnni",
     "avx512f",
     "avx512_bf16",
     "avx512_vnni",
@@ -48,6 +49,7 @@ ISA_FLAGS: Final = (
 ISA_FLAGS_OF: Final[Mapping[str, frozenset[str]]] = {
     "generic": frozenset(),
     "avx2": frozenset({"avx2"}),
+    "avx2_vnni": frozenset({"avx2", "avx_vnni"}),
     "avx512": frozenset({"avx2", "avx512f"}),
     "avx512_vnni": frozenset({"avx2", "avx512f", "avx512_vnni"}),
     "avx512_bf16": frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16"}),

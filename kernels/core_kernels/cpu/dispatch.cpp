@@ -76,6 +76,9 @@ const Variant* variants() {
 #if defined(BUILT_avx512)
         {"avx512", processor::runs("avx512"), OWN_TABLES(avx512)},
 #endif
+#if defined(BUILT_avx2_vnni)
+        {"avx2_vnni", processor::runs("avx2_vnni"), TABLES(avx2, avx2, avx2_vnni, avx2_vnni)},
+#endif
 #if defined(BUILT_avx2)
         {"avx2", processor::runs("avx2"), OWN_TABLES(avx2)},
 #endif

@@ -5,6 +5,8 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+
 #include "cpu/gemm/tile_check.h"
 #endif
 
@@ -16,6 +18,14 @@ struct Support {
     const char* variant;
     bool runs;
 };
+
+#if defined(__x86_64__)
+// True if the processor has AVX-VNNI, which older compilers do not detect.
+bool has_avx_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
+}
+#endif
 
 // The fastest first. `amx_emulated` is for tests only.
 const Support* all_variants() {
@@ -32,6 +42,7 @@ const Support* all_variants() {
                                   {"avx512_bf16", pairs},
                                   {"avx512_vnni", integers},
                                   {"avx512", avx512},
+                                  {"avx2_vnni", avx2 && has_avx_vnni()},
                                   {"avx2", avx2},
                                   {"generic", true},
                                   {"amx_emulated", pairs},

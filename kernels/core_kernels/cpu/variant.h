@@ -9,5 +9,5 @@
 // (build.py defines BUILT_<variant>); a variant without an own table uses that of another one
 // (dispatch.cpp).
 #define VARIANT_TABLES(Ops, name)                                                \
-    extern const Ops name##generic, name##avx2, name##avx512, name##avx512_vnni, \
-        name##avx512_bf16, name##amx, name##amx_emulated
+    extern const Ops name##generic, name##avx2, name##avx2_vnni, name##avx512,   \
+        name##avx512_vnni, name##avx512_bf16, name##amx, name##amx_emulated
