@@ -1,11 +1,12 @@
 """Linear layers with packed and quantized weights, compared with torch and the machine's limits.
 
-Prints per number of tokens: GB of weights per second, GFLOP per second, and the median of paired
-ratios: packed weights over torch, and quantized weights over packed ones. With one thread the clock
-is the thread's CPU time, so that other processes matter less.
+Prints per number of tokens: GB of weights per second and their share of the read bandwidth, GFLOP
+per second and their share of torch's float32 product of as many rows in the same rounds, and the
+median of paired ratios: packed weights over torch, and quantized weights over packed ones. With one
+thread the clock is the thread's CPU time, so that other processes matter less.
 
 Run: python benchmarks/ops/bench_linear.py [--threads N] [--rounds N] [--layers N] [--isa
-avx512_bf16|amx|...] [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
+avx2|avx512|avx512_bf16|amx|...] [--tokens 1 8 ...] [--kinds "int4 32" fp8 ...]
 """
 
 from __future__ import annotations
@@ -53,15 +54,85 @@ def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float
     return clock() - start
 
 
-def limits(clock: Callable[[], float]) -> str:
-    """Return the current limits of the machine: memory reads, and a large product."""
+def read_bandwidth(clock: Callable[[], float]) -> float:
+    """Return the bytes per second of the fastest of a few passes over 512 MB."""
     memory = torch.ones(1 << 27)
+    return memory.nbytes / min(seconds(memory.sum, clock) for _ in range(5))
+
+
+def bfloat16_rate(clock: Callable[[], float]) -> float:
+    """Return the operations per second of torch's bfloat16 product of 2048^3."""
     square = torch.randn(2048, 2048).bfloat16()
-    read = min(seconds(memory.sum, clock) for _ in range(5))
-    product = min(seconds(lambda: linear(square, square), clock) for _ in range(5))
-    gb_s = memory.nbytes / read / 1e9
-    gflop_s = 2 * 2048**3 / product / 1e9
-    return f"reads {gb_s:.1f} GB/s, multiplies 2048^3 at {gflop_s:.0f} GFLOP/s"
+    return 2 * 2048**3 / min(seconds(lambda: linear(square, square), clock) for _ in range(5))
+
+
+class Layers:
+    """The linear layers of a model, plain and in each kind of packed weights."""
+
+    def __init__(self, kinds: dict[str, Ops], layers: int) -> None:
+        self.kinds = kinds
+        self.weights = [
+            (torch.randn(shape) * 0.02).bfloat16()
+            for _ in range(layers)
+            for shape in SHAPES.values()
+        ]
+        self.packed = {
+            name: [packed(ops, weight) for weight in self.weights] for name, ops in kinds.items()
+        }
+        self.wide = [torch.randn(shape) for shape in SHAPES.values()]
+        self.numbers = sum(weight.numel() for weight in self.weights)
+        self.num_bytes = {"torch": 2 * self.numbers} | {
+            name: sum(own.nbytes for own in self.packed[name]) for name in kinds
+        }
+
+    def times(self, tokens: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+        """Return the seconds of each kind in each round; "float32" is torch's for one layer."""
+        inputs = {shape[1]: torch.randn(tokens, shape[1]).bfloat16() for shape in SHAPES.values()}
+        wide_inputs = {width: x.float() for width, x in inputs.items()}
+
+        def wide() -> None:
+            for weight in self.wide:
+                torch.mm(wide_inputs[weight.shape[1]], weight.T)
+
+        def plain() -> None:
+            for weight in self.weights:
+                linear(inputs[weight.shape[1]], weight)
+
+        def own_kernel(name: str) -> None:
+            ops = self.kinds[name]
+            for weight, own in zip(self.weights, self.packed[name], strict=True):
+                x = inputs[weight.shape[1]]
+                if isinstance(ops, SuperblockOps):
+                    ops.linear(x, own, torch.empty(len(x), len(weight), dtype=x.dtype))
+                else:
+                    ops.linear(x, own, len(weight))
+
+        calls = {"float32": wide, "torch": plain}
+        calls |= {name: partial(own_kernel, name) for name in self.kinds}
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds + 1):
+            for name, call in calls.items():
+                found[name].append(seconds(call, clock))
+        return {name: times[1:] for name, times in found.items()}
+
+    def line(self, tokens: int, times: dict[str, list[float]], bandwidth: float) -> str:
+        """Return the figures of one number of tokens."""
+        wide_numbers = sum(weight.numel() for weight in self.wide)
+        wide_rate = 2 * wide_numbers * tokens / statistics.median(times["float32"])
+        line = f"{tokens:>6}  {wide_rate / 1e9:>11.0f}"
+        for name, num_bytes in self.num_bytes.items():
+            median = statistics.median(times[name])
+            base = times["torch" if name in ("torch", "packed") else "packed"]
+            ratio = statistics.median(
+                first / second for first, second in zip(base, times[name], strict=True)
+            )
+            moved = num_bytes / median
+            rate = 2 * self.numbers * tokens / median
+            line += (
+                f"  {moved / 1e9:>14.1f} {moved / bandwidth:>5.2f}"
+                f" {rate / 1e9:>7.0f} {rate / wide_rate:>5.2f} {ratio:>5.2f}"
+            )
+        return line
 
 
 def main() -> int:
@@ -82,61 +153,27 @@ def main() -> int:
         return 1
     if options.isa and not library.core_kernels_use(options.isa.encode()):
         parser.error(f"this machine has no {options.isa}")
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    bandwidth = read_bandwidth(clock)
+    print(
+        f"{library.core_kernels_isa().decode()}, {options.threads} threads, bfloat16; "
+        f"reads {bandwidth / 1e9:.1f} GB/s, torch multiplies 2048^3 at "
+        f"{bfloat16_rate(clock) / 1e9:.0f} GFLOP/s in bfloat16"
+    )
     kinds: dict[str, Ops] = {"packed": PackedOps(library)} | {
         name: KINDS[name](library) for name in options.kinds
     }
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    layers = Layers(kinds, options.layers)
     print(
-        f"{library.core_kernels_isa().decode()}, {options.threads} threads, bfloat16; "
-        f"{limits(clock)}"
-    )
-    weights = [
-        (torch.randn(shape) * 0.02).bfloat16()
-        for _ in range(options.layers)
-        for shape in SHAPES.values()
-    ]
-    packed_weights = {
-        name: [packed(ops, weight) for weight in weights] for name, ops in kinds.items()
-    }
-    numbers = sum(weight.numel() for weight in weights)
-    num_bytes = {"torch": 2 * numbers} | {
-        name: sum(own.nbytes for own in packed_weights[name]) for name in kinds
-    }
-    print(
-        "tokens"
-        + "".join(f"  {name + ' GB/s':>14} {'GFLOP/s':>7} {'ratio':>5}" for name in num_bytes)
+        "tokens  f32 GFLOP/s"
+        + "".join(
+            f"  {name + ' GB/s':>14} {'share':>5} {'GFLOP/s':>7} {'share':>5} {'ratio':>5}"
+            for name in layers.num_bytes
+        )
     )
     for tokens in options.tokens:
-        inputs = {shape[1]: torch.randn(tokens, shape[1]).bfloat16() for shape in SHAPES.values()}
-        rounds: dict[str, list[float]] = {name: [] for name in num_bytes}
-
-        def plain() -> None:
-            for weight in weights:
-                linear(inputs[weight.shape[1]], weight)  # noqa: B023 - called in this round only
-
-        def own_kernel(name: str) -> None:
-            ops = kinds[name]
-            for weight, own in zip(weights, packed_weights[name], strict=True):
-                x = inputs[weight.shape[1]]  # noqa: B023 - called in this round only
-                if isinstance(ops, SuperblockOps):
-                    ops.linear(x, own, torch.empty(len(x), len(weight), dtype=x.dtype))
-                else:
-                    ops.linear(x, own, len(weight))
-
-        for _ in range(options.rounds + 1):
-            rounds["torch"].append(seconds(plain, clock))
-            for name in kinds:
-                rounds[name].append(seconds(partial(own_kernel, name), clock))
-        line = f"{tokens:>6}"
-        for name, times in rounds.items():
-            median = statistics.median(times[1:])
-            base = rounds["torch" if name in ("torch", "packed") else "packed"]
-            ratio = statistics.median(
-                first / second for first, second in zip(base[1:], times[1:], strict=True)
-            )
-            rate = f"{num_bytes[name] / median / 1e9:.1f}"
-            line += f"  {rate:>14} {2 * numbers * tokens / median / 1e9:>7.0f} {ratio:>5.2f}"
-        print(line, flush=True)
+        times = layers.times(tokens, options.rounds, clock)
+        print(layers.line(tokens, times, bandwidth), flush=True)
     return 0
 
 
