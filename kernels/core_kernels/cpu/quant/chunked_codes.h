@@ -34,7 +34,7 @@ public:
 
 private:
     using Code = Codes<kCode>;
-    static constexpr int kInlineRows = 4;
+    static constexpr int kInlineRows = kCode == kInt8 ? 4 : 3;  // extracting four bits costs more
     static constexpr int64_t kFetchAhead = 8192 + 1024;  // more than a group, so all passes help
 
     // A group of a panel, and the rows of x.
@@ -75,9 +75,13 @@ private:
     template <int R, int C>
     void add_inline(const Group& group, int64_t tile) const {
         Ints sums[R][C];
-        for (int c = 0; c < C; ++c) {
-            const Ints zeros = load_zeros<kCode>(group.start, tile + c, group.columns, group.at);
-            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -group.x_sum(r);
+        if (group.at.zeros == kIntZeros) {
+            start_from_zeros(sums, group, tile, 0);
+        } else {
+            for (int r = 0; r < R; ++r) {
+                const Ints start = Ints{} + -Code::kZero * group.x_sum(r);
+                for (int c = 0; c < C; ++c) sums[r][c] = start;
+            }
         }
         const uint8_t* from = group.codes(tile);
         const int16_t* x = group.x(0);
@@ -108,11 +112,7 @@ private:
             in_even_blocks<kBlockRows>(group.count, [&](auto count, int64_t row, int64_t, int64_t) {
                 constexpr int R = decltype(count)::value;
                 Ints sums[R][1] = {};
-                if (has_zeros) {
-                    const Ints zeros =
-                        load_zeros<kCode>(group.start, tile, group.columns, group.at);
-                    for (int r = 0; r < R; ++r) sums[r][0] = zeros * -group.x_sum(row + r);
-                }
+                if (has_zeros) start_from_zeros(sums, group, tile, row);
                 const int16_t* x = group.x(row);
                 const uint32_t* codes = opened_.get();
                 const int64_t run = group.rows.run, pairs = group.inputs() / 2;
@@ -124,6 +124,16 @@ private:
                 }
                 finish<R, 1>(sums, group, tile, row);
             });
+        }
+    }
+
+    // Subtracts the zero points of a group, times the sums of x.
+    template <int R, int C>
+    static void start_from_zeros(Ints (&sums)[R][C], const Group& group, int64_t tile,
+                                 int64_t row) {
+        for (int c = 0; c < C; ++c) {
+            const Ints zeros = load_zeros<kCode>(group.start, tile + c, group.columns, group.at);
+            for (int r = 0; r < R; ++r) sums[r][c] = zeros * -group.x_sum(row + r);
         }
     }
 
