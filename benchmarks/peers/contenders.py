@@ -41,6 +41,8 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     """`{venv}` is replaced by the environment folder, `{cores}` by the usable cores."""
+    held_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options where it is held to an instruction set."""
     compiled: bool = False
     """Whether its instructions are chosen when it is compiled."""
 
@@ -96,7 +98,10 @@ class Setup:
         """Return the command of a contender's driver."""
         driver = HERE / "drivers" / contender.driver
         model = self.models / contender.model
-        options = {**contender.options, **({"isa": self.isa} if contender.ours else {})}
+        options = dict(contender.options)
+        if self.isa:
+            options |= contender.held_options
+            options |= {"isa": self.isa} if contender.ours else {}
         flags = ["--threads", str(self.threads), "--options", json.dumps(options)]
         return [str(self.python(contender)), str(driver), "--model", str(model), *flags]
 
@@ -134,7 +139,6 @@ VLLM_ENV: Final = {
 def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contender, ...]:
     """Return all contenders; this engine with options for the number of bits."""
     ours = {"max_model_len": 2048, "kv_cache_memory_bytes": KV_GB << 30}
-    vino = {"cache_gb": KV_GB, "precision": "bf16"}
     return (
         *(
             Contender(
@@ -155,9 +159,19 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
         Contender(
             "vLLM", "run_vllm.py", CHECKPOINT, "vllm", options={"max_model_len": 2048}, env=VLLM_ENV
         ),
-        Contender("OpenVINO", "run_openvino.py", "openvino-16", "ov", options=vino),
-        Contender("OpenVINO int8", "run_openvino.py", "openvino-8", "ov", 8, options=vino),
-        Contender("OpenVINO int4", "run_openvino.py", "openvino-4", "ov", 4, options=vino),
+        *(
+            Contender(
+                "OpenVINO" if bits == 16 else f"OpenVINO int{bits}",
+                "run_openvino.py",
+                f"openvino-{bits}",
+                "ov",
+                bits,
+                options={"cache_gb": KV_GB, "precision": "bf16"},
+                # It takes the processor for one with bfloat16 instructions, and then finds none.
+                held_options={"precision": "f32"},
+            )
+            for bits in (16, 8, 4)
+        ),
         Contender("transformers", "run_transformers.py", CHECKPOINT, tasks=ONE_STREAM),
         llama_cpp("llama.cpp", "bf16.gguf"),
         *(
