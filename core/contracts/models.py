@@ -136,8 +136,7 @@ class Model(Protocol):
         """
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden] for the tokens of one
-        step.
+        """Return hidden states [num_tokens, hidden] for the tokens of one step.
 
         Pipeline stages receive and send in here (`BuildContext.pipeline`).
         """

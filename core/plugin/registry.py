@@ -139,9 +139,7 @@ class Registry:
         return self._kinds[kind]
 
     def rank(self, kind: str, facts: Mapping[str, Any] = MappingProxyType({})) -> list[Candidate]:
-        """Return all entries of a kind by priority, then name, whether they
-        fit or not.
-        """
+        """Return all entries of a kind by priority, then name, whether they fit or not."""
         ordered = sorted(self.entries(kind), key=lambda r: (-r.entry.priority, r.entry.name))
         return [Candidate(each, why_not(each.entry, facts) or "") for each in ordered]
 
@@ -195,9 +193,7 @@ class Registry:
         return timed, blame.client_message
 
     def blame(self, registered: Registered, request: str | None = None) -> Blame:
-        """Return a context manager (or decorator) that attributes exceptions
-        to the plugin.
-        """
+        """Return a context manager (or decorator) that attributes exceptions to the plugin."""
         what = registered.label if request is None else f"{registered.label} in request {request!r}"
         return self.hooks.blame(registered.plugin, f"failed in entry {what}")
 
@@ -208,8 +204,7 @@ class Registry:
         return [registered for registered in self._used.values() if registered.kind == kind]
 
     def check_combination(self, chosen: Iterable[Registered] | None = None) -> None:
-        """Raise `ConfigError` if entries exclude each other or lack a needed
-        capability.
+        """Raise `ConfigError` if entries exclude each other or lack a needed capability.
 
         Default: all entries in use.
         """

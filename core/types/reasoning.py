@@ -18,12 +18,8 @@ class ReasoningBounds(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=T
     starts: tuple[str, ...] = ()
     """Texts that start reasoning."""
     at_start: Literal["inside", "optional", "outside"] = "inside"
-    """Whether the output starts inside of reasoning; `optional`: if its first
-    text is a start.
-    """
+    """Whether the output starts inside of reasoning; `optional`: if its first text is a start."""
     calls: tuple[str, ...] = ()
-    """Texts that start a tool call instead of the answer: no constraint
-    applies to what follows.
-    """
+    """Texts that start a tool call instead of the answer: no constraint applies to what follows."""
     resumes: bool = False
     """Reasoning may start again within the answer."""
