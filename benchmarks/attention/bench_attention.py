@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from core.contracts.attention import AttentionInputs, AttentionParams
+from core.contracts.attention import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, LatentKeys
 from core.plugin import load_plan, make_plan
 

@@ -92,7 +92,8 @@ def cases(sizes: Sizes, device: str) -> list[Case]:
 def decode(name: str, sizes: Sizes, lengths: tuple[int, ...], device: str) -> Case:
     """Return a decode attention case of one layer with random blocks."""
     from builtin_plugins.attention_backends.triton.backend import TritonAttention  # lazy: as above
-    from core.api.models import AttentionInputs, AttentionParams
+    from core.api.models import AttentionInputs
+    from core.model_spec.attention_params import AttentionParams
     from core.model_spec.kv import FullAttention
 
     size = 16

@@ -63,7 +63,8 @@ def prompt_attention(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> It
     from builtin_plugins.attention_backends.triton.backend import (
         TritonAttention,
     )  # lazy: after the interpreter setting
-    from core.api.models import AttentionInputs, AttentionParams
+    from core.api.models import AttentionInputs
+    from core.model_spec.attention_params import AttentionParams
     from core.model_spec.kv import FullAttention
 
     own = sizes.attention

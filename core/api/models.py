@@ -4,13 +4,7 @@ Model descriptions, parallel groups and quantization methods are in `core.model_
 ops in `core.models`.
 """
 
-from core.contracts.attention import (
-    AttentionBackend,
-    AttentionInputs,
-    AttentionParams,
-    ForwardBatch,
-    QkNormRope,
-)
+from core.contracts.attention import AttentionBackend, AttentionInputs, ForwardBatch
 from core.contracts.models import (
     Architecture,
     BuildContext,
@@ -25,13 +19,11 @@ __all__ = [
     "Architecture",
     "AttentionBackend",
     "AttentionInputs",
-    "AttentionParams",
     "BuildContext",
     "ForwardBatch",
     "GeneratingModel",
     "Model",
     "ModelSource",
     "ModuleSpec",
-    "QkNormRope",
     "WeightLoader",
 ]

@@ -36,7 +36,10 @@ class ConfigFile:
         return f"{self.path}, line {line + 1}" + (f", [{table}]" if table else "")
 
     def values(self, table: FieldTable) -> Iterator[tuple[Field, Any, str]]:
-        """Yield each field with its value and location. Raises `ConfigError` for unknown keys."""
+        """Yield each field with its value and location.
+
+        Raises `ConfigError` for unknown keys.
+        """
         groups = table.groups()
         for key, value in self.content.items():
             name = key.replace("-", "_")

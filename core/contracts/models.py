@@ -171,7 +171,10 @@ class WeightLoader(Protocol):
     """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor), memory-mapped if possible. Raises `ModelError` naming the file."""
+        """Yield (name, tensor), memory-mapped if possible.
+
+        Raises `ModelError` naming the file.
+        """
 
     def total_bytes(self) -> int:
         """Return the total bytes of `tensors`, for the progress bar; 0 if unknown."""

@@ -67,4 +67,7 @@ class ChatRenderer(Protocol):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt. Raises `InvalidRequest` naming a message that cannot be rendered."""
+        """Return the prompt.
+
+        Raises `InvalidRequest` naming a message that cannot be rendered.
+        """

@@ -53,7 +53,10 @@ class Executor(Protocol):
         """Queue one plan; there are never more than `depth` uncollected ones."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan in flight and return its result. Raises if the step failed."""
+        """Wait for the oldest plan in flight and return its result.
+
+        Raises if the step failed.
+        """
 
     def call(self, name: str, data: bytes) -> list[bytes]:
         """Call `<feature>.<verb>` of the worker halves on every rank, after
@@ -83,7 +86,10 @@ class Worker(Protocol):
         """Return whether a worker half may answer steps, so that results of all ranks matter."""
 
     def start(self) -> WorkerInfo:
-        """Build and load the model. Raises `ModelError` or `ConfigError` with one clear block."""
+        """Build and load the model.
+
+        Raises `ModelError` or `ConfigError` with one clear block.
+        """
 
     def allocate(self, layout: KVLayout, first_layer: int = 0) -> None:
         """Allocate the cache; `first_layer` is the layout index of this stage's first KV layer."""
@@ -191,7 +197,10 @@ class RunnerExtension(Protocol):
     name: str
 
     def loaded(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        """Return the KV layers it adds after the model's, such as a draft model's. Called once."""
+        """Return the KV layers it adds after the model's, such as a draft model's.
+
+        Called once.
+        """
 
     def host_bytes(self, model: Model, config: EngineConfig) -> int:
         """Return the memory of the feature on this rank, in bytes, for a

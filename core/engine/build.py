@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A running engine core, its final configuration, and its worker's facts about the model."""
+    """A running engine core, its final configuration, and its worker's facts
+    about the model.
+    """
 
     core: EngineCore
     config: EngineConfig

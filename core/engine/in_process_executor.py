@@ -15,7 +15,9 @@ from core.step import StepPlan, StepResult, WorkerInfo
 
 
 class UniExecutor:
-    """Runs each plan when its result is collected (depth 1), or when it is submitted (depth 2)."""
+    """Runs each plan when its result is collected (depth 1), or when it is
+    submitted (depth 2).
+    """
 
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None

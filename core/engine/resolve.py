@@ -70,7 +70,10 @@ def resolve(config: EngineConfig, registry: Registry, *, serving: bool) -> Resol
 
 
 def find_model(config: EngineConfig, registry: Registry) -> ModelSource:
-    """Return the model source of the configuration. Raises `ModelError` for an unknown model."""
+    """Return the model source of the configuration.
+
+    Raises `ModelError` for an unknown model.
+    """
     source = registry.find_model(config.model.model, config)
     if source is None:
         raise ModelError(
@@ -86,7 +89,9 @@ def _num_ranks(config: EngineConfig) -> int:
 
 
 def _check_split(config: EngineConfig, spec: Any, source: ModelSource) -> None:
-    """Raise `ConfigError` if the model cannot be split over the ranks, before any rank starts."""
+    """Raise `ConfigError` if the model cannot be split over the ranks, before
+    any rank starts.
+    """
     parallel = config.parallel
     if _num_ranks(config) == 1:
         return
@@ -194,7 +199,9 @@ def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
 
 
 def _limit_context(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSource:
-    """Return the source with the context that learned positions and the spec's limit allow."""
+    """Return the source with the context that learned positions and the spec's
+    limit allow.
+    """
     chosen = config.model.max_model_len or -1
     learned = getattr(spec, "learned_positions", 0) or source.max_model_len
     positions = min(learned, source.max_model_len)

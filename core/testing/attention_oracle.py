@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from core.contracts.attention import AttentionBackend, AttentionInputs, AttentionParams
+from core.contracts.attention import AttentionBackend, AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import (
     ChunkedLocal,
     CrossAttention,

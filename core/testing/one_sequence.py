@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.contracts.attention import AttentionParams, ForwardBatch
+from core.contracts.attention import ForwardBatch
 from core.contracts.models import BuildContext
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import CacheSpec, RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.linear import PlainWeights

@@ -11,7 +11,7 @@ from core_kernels.library import load_library
 
 from builtin_plugins.attention_backends.common.quantized_kv import dequantize_kv, quantize_kv
 from builtin_plugins.attention_backends.paged.backend import PagedAttention
-from core.contracts import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, KVSpec, LatentKeys, SlidingWindow
 from core.testing.attention_oracle import PagedSequences
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builtin_plugins.attention_backends.paged.backend import PagedAttention
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.testing.attention_oracle import PagedSequences
 
 LIBRARY = load_library()

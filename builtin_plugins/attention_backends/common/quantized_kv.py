@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from core.api.models import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 
 DTYPE_MAX: Final[Mapping[torch.dtype, float]] = MappingProxyType(
     {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}

@@ -10,7 +10,8 @@ from core_kernels.library import load_library
 
 from builtin_plugins.attention_backends.common.quantized_kv import KV_DTYPES
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
-from core.api.models import AttentionBackend, AttentionInputs, AttentionParams
+from core.api.models import AttentionBackend, AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
 
 

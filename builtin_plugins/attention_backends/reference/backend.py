@@ -10,7 +10,8 @@ from builtin_plugins.attention_backends.common.quantized_kv import (
     dequantize_kv,
     quantize_kv,
 )
-from core.api.models import AttentionInputs, AttentionParams
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
 
 

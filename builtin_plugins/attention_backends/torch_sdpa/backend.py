@@ -19,7 +19,8 @@ from builtin_plugins.attention_backends.torch_sdpa.plan import (
     Piece,
     StepPlan,
 )
-from core.api.models import AttentionInputs, AttentionParams
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
 
 MAX_SCORES: Final = 1 << 24

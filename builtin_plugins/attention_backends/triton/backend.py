@@ -12,7 +12,8 @@ from core_kernels.triton.attention import Layer, Step
 from core_kernels.triton.block_copy import write_kv
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
-from core.api.models import AttentionInputs, AttentionParams, QkNormRope
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.model_spec.kv import KVSpec
 
 PROGRAMS_PER_PROCESSOR: Final = 4

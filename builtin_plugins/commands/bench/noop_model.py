@@ -11,14 +11,8 @@ from typing import Any, Final
 import torch
 
 from core.api import EngineConfig, Entry, hookimpl
-from core.api.models import (
-    AttentionInputs,
-    AttentionParams,
-    BuildContext,
-    ForwardBatch,
-    Model,
-    ModelSource,
-)
+from core.api.models import AttentionInputs, BuildContext, ForwardBatch, Model, ModelSource
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, KVSpec, LayerKV
 
 NAME: Final = "noop"

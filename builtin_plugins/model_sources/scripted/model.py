@@ -17,7 +17,8 @@ import torch
 from builtin_plugins.model_sources.scripted.script import Reply, Script, ScriptedConfig
 from builtin_plugins.model_sources.scripted.tokenizer import END_OF_TURN, ScriptedTokenizer
 from core.api import ModelError
-from core.api.models import AttentionParams, BuildContext, ForwardBatch, Model, ModelSource
+from core.api.models import BuildContext, ForwardBatch, Model, ModelSource
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, LayerKV
 
 _PEAK = 60.0

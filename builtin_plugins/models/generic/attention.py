@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from core.api.models import AttentionBackend, AttentionParams
+from core.api.models import AttentionBackend
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import LayerKV
 
 PAGED: Final = "engine_paged"

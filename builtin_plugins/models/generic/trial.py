@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from builtin_plugins.models.generic.attention import ATTRIBUTE, PagedLayer
 from core.api import ModelError
-from core.api.models import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, LayerKV, SlidingWindow
 
 TRIAL: Final = "engine_trial"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.contracts.attention import AttentionParams, QkNormRope
 from core.errors import ModelError
+from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
 from core.model_spec.kv import CrossAttention as CrossKV
 from core.models.layers.kv_cache import KVCacheDtype

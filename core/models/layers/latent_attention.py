@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import LatentKeys
 from core.models.layers.attention import temperature_scale
 from core.models.layers.kv_cache import KVCacheDtype

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.mlp import make_activation

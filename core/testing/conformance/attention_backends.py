@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, LatentKeys
 from core.plugin.entry import construct
 from core.plugin.facts import why_not

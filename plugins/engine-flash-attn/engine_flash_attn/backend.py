@@ -10,7 +10,8 @@ from typing import Final
 import torch
 
 from core.api import ConfigError, EngineConfig
-from core.api.models import AttentionInputs, AttentionParams
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
 
 PAGE: Final = 256

@@ -17,8 +17,8 @@ from engine_flash_attn import plugin
 from engine_flash_attn.backend import PAGE, FlashAttention
 
 from core.config import EngineConfig
-from core.contracts.attention import AttentionParams
 from core.errors import ConfigError
+from core.model_spec.attention_params import AttentionParams
 from core.plugin.facts import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences, dense_attention
 

@@ -18,7 +18,7 @@ from engine_flashinfer import plugin
 from engine_flashinfer.backend import IN_FLIGHT, FlashInferAttention
 
 from core.api import Entry
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.plugin.facts import why_not
 from core.testing.attention_oracle import PagedSequences, dense_attention
 from core.testing.conformance import Subject, attention_backends

@@ -16,7 +16,7 @@ from builtin_plugins.attention_backends.common.quantized_kv import (
 from builtin_plugins.attention_backends.paged.backend import PagedAttention, make_backend
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, KVSpec, LatentKeys, SlidingWindow
 from core.testing.attention_oracle import PagedSequences
 

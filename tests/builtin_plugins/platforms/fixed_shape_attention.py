@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from core.api import Entry, hookimpl
-from core.api.models import AttentionInputs, AttentionParams
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import CrossAttention, KVSpec
 
 

@@ -20,7 +20,7 @@ from builtin_plugins.attention_backends.reference.backend import ReferenceAttent
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
 from core import LLM, SamplingParams
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.models.ops import reference
 from core.testing.attention_oracle import PagedSequences
 from core.testing.checkpoints import make_checkpoint

@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
-from core.contracts.attention import AttentionParams, QkNormRope
+from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.testing.attention_oracle import PagedSequences
 from core.testing.conformance.op_impls import _examples as examples
 

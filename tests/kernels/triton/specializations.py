@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops
-from core.contracts.attention import QkNormRope
+from core.model_spec.attention_params import QkNormRope
 from core.testing.attention_oracle import PagedSequences
 from tests.kernels.triton.gpu_compilation import LAYERS, NoDevice
 

@@ -13,7 +13,7 @@ from core_kernels.triton.block_copy import write_kv
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
-from core.contracts.attention import AttentionParams, QkNormRope
+from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.models.ops import reference
 from core.testing.attention_oracle import PagedSequences
 

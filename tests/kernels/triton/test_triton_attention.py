@@ -12,7 +12,7 @@ import torch
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from core.api import Entry
-from core.contracts.attention import AttentionParams
+from core.model_spec.attention_params import AttentionParams
 from core.testing.attention_oracle import CrossSequences, PagedSequences
 from core.testing.conformance import Subject, attention_backends
 from core.testing.no_readback import no_readback

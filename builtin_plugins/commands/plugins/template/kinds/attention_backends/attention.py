@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from core.api.models import AttentionInputs, AttentionParams
+from core.api.models import AttentionInputs
+from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
 
 
