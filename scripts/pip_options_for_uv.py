@@ -1,6 +1,6 @@
 """Prints this machine's pip settings of where packages come from as options of `uv pip install`.
 
-uv does not read pip's configuration. Where that names no source, CPU builds of torch are asked for:
+uv does not read pip's configuration. Where that names no source, it requests CPU builds of torch:
 the index has CUDA builds, of some gigabytes, that this engine's kernels do not use.
 """
 

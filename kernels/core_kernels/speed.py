@@ -22,7 +22,7 @@ WIDTH: Final = 4096
 GROUP: Final = 128
 MANY_ROWS: Final = 64
 STORED_BYTES: Final = 96 << 20
-"""Bytes of weights that one row is multiplied with: more than most caches hold."""
+"""Bytes of weights that one row is multiplied with: more than usual caches hold."""
 SHARED_BYTES: Final = 8 << 20
 """Bytes of weights that many rows are multiplied with."""
 ROUNDS: Final = 3

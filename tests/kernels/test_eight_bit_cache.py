@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C++ library on this 
 def sequences(
     kind: str, size: int, reach: dict[str, Any], dtype: torch.dtype, block_size: int
 ) -> PagedSequences:
-    """Return sequences whose truth reads keys and values as rounded by the cache."""
+    """Return sequences with a truth that reads keys and values as rounded by the cache."""
     params = replace(AttentionParams(4, 2, size, size**-0.5, kv_dtype=kind), **reach)
     facts = (params.kv_heads, size, kind)
     spec: KVSpec = FullAttention(*facts, scaled=True)

@@ -109,7 +109,7 @@ def quantize_file(source: Path, target: Path) -> None:
 
 
 def write(checkpoint: Path, target: Path, type_name: str) -> None:
-    """Write a file whose matrices have one type."""
+    """Write a file with matrices of one type."""
     config = json.loads((checkpoint / "config.json").read_text())
     kind = gguf.GGMLQuantizationType[type_name]
     writer = gguf.GGUFWriter(target, "qwen3")

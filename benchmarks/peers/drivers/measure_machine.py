@@ -1,7 +1,7 @@
 """Driver that measures the machine: each line returns the best of several tries.
 
 `read_bytes_s`: memory reads by all threads, 512 MB in large pages, by a C++ loop if there is a
-compiler, or by torch's sum; the better counts. `flop_s`: products by name: bfloat16 and float32 ones
+compiler, or by torch's sum; the better counts. `flop_s`: products by name: bfloat16 and float32
 of 2048^3, and bfloat16 ones of the linear layers in `--products` with 1,024 rows by each available
 library.
 """

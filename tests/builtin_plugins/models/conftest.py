@@ -31,7 +31,7 @@ Load = Callable[..., Decoder]
     ]
 )
 def forced_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Compute on an instruction set that is not the best one of most test machines."""
+    """Compute on an instruction set that few test machines would choose."""
     library = load_library()
     if library is None:
         pytest.skip("no C++ library on this machine")

@@ -1,6 +1,6 @@
 // Runs the functions of the library over a grid of shapes and writes their results, as float32, to
-// standard output: for each a line with its name and count, then its numbers. Inputs are the same on
-// every machine, so that results of two architectures can be compared.
+// standard output: for each a line with its name and count, then its numbers. Inputs are the same
+// on every machine, so that results of two architectures can be compared.
 //
 // Ends with 1 if a row's product depends on the rows next to it.
 #include <cmath>
@@ -43,14 +43,14 @@ void core_sample(int64_t*, const float*, const double*, int64_t, int64_t, int64_
 void core_pack(void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t);
 void core_linear(void*, const void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t,
                  int64_t, int32_t);
-void core_quantize(void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                   int64_t, int32_t);
+void core_quantize(void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                   int64_t, int64_t, int32_t);
 void core_quantized_linear(void*, const void*, const void*, const int32_t*, int64_t, int64_t,
                            int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t);
 void core_floats_pack_codes(void*, const uint8_t*, const void*, const float*, int64_t, int64_t,
                             int64_t, int64_t, int64_t, int64_t, int64_t, int32_t);
-void core_floats_linear(void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t,
-                        int64_t, int32_t, const float*, int32_t);
+void core_floats_linear(void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t,
+                        int64_t, int64_t, int32_t, const float*, int32_t);
 int32_t core_superblock_pack(void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t,
                              int32_t);
 void core_superblock_linear(void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t,

@@ -26,7 +26,8 @@ Results = list[tuple[str, str, np.ndarray]]
 
 
 def compile_grid(compiler: str, library: Path, target: Path) -> None:
-    folder, name = library.parent, library.name
+    folder = library.parent
+    name = library.name
     command = [compiler, "-O1", "-std=c++17", "-Wno-psabi", f"-I{build.FOLDER}", str(GRID)]
     command += [f"-L{folder}", f"-l:{name}", "-pthread", "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
