@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,11 +112,11 @@ class JinjaRenderer:
 
         has_developer = "developer" in text
         forms = (reads_parts, not reads_parts) if self._format == "auto" else (reads_parts,)
-        chats = [
-            plain_messages(messages, keep_parts=form, has_developer=has_developer) for form in forms
-        ]
         self._environment.budget.begin()
-        return _first_complete(chats, generate)
+        chats = (
+            plain_messages(messages, keep_parts=form, has_developer=has_developer) for form in forms
+        )
+        return _first_complete(_versions(chats), generate)
 
     def template_names(
         self, *, chat_template: str | None = None, has_tools: bool = False
@@ -239,38 +239,47 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
-def _first_complete(
-    chats: Sequence[list[dict[str, Any]]], generate: Callable[[list[dict[str, Any]]], str]
-) -> str:
-    """Return the first prompt that loses no text, of the same conversation in several forms.
+def _versions(chats: Iterable[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield each form of a conversation, then each alternative of every form."""
+    forms = []
+    for chat in chats:
+        forms.append(alternatives(chat))
+        yield next(forms[-1])
+    for others in zip(*forms, strict=True):
+        yield from others
 
-    Raises the refusal of the conversation as it is, if there is no such prompt.
+
+def _first_complete(
+    versions: Iterable[list[dict[str, Any]]], generate: Callable[[list[dict[str, Any]]], str]
+) -> str:
+    """Return the first prompt that loses no text, of the same conversation in several versions.
+
+    Raises the refusal of the first version, if there is no such prompt.
     """
     refusal: InvalidRequest | None = None
-    for versions in zip(*map(alternatives, chats), strict=True):
-        for chat in versions:
-            try:
-                prompt = generate(chat)
-                lost = lost_message(prompt, chat, generate)
-            except InvalidRequest as error:
-                refusal = refusal or error
-                continue
-            except Exception as error:
-                # A template is untrusted code on client data, so any exception is an invalid
-                # request.
-                words = f"the chat template refused them: {_words(error)}."
-                refusal = refusal or InvalidRequest("messages", words)
-                if isinstance(error, SecurityError):  # its budget is used up
-                    raise refusal from error
-                continue
-            if lost is None:
-                return prompt
-            role = chat[lost]["role"]
-            refusal = refusal or InvalidRequest(
-                f"messages[{lost}].content",
-                f"got a text of role {role!r} that the chat template does not show; expected a "
-                "role of the template. Give another role, or start with another --chat-template.",
-            )
+    for chat in versions:
+        try:
+            prompt = generate(chat)
+            lost = lost_message(prompt, chat, generate)
+        except InvalidRequest as error:
+            refusal = refusal or error
+            continue
+        except Exception as error:
+            # A template is untrusted code on client data, so any exception is an invalid
+            # request.
+            words = f"the chat template refused them: {_words(error)}."
+            refusal = refusal or InvalidRequest("messages", words)
+            if isinstance(error, SecurityError):  # its budget is used up
+                raise refusal from error
+            continue
+        if lost is None:
+            return prompt
+        role = chat[lost]["role"]
+        refusal = refusal or InvalidRequest(
+            f"messages[{lost}].content",
+            f"got a text of role {role!r} that the chat template does not show; expected a "
+            "role of the template. Give another role, or start with another --chat-template.",
+        )
     raise refusal or InvalidRequest("messages", "are empty; at least one message is needed.")
 
 
