@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from builtin_plugins.output_parsers.api import (
@@ -68,7 +70,7 @@ class ChatPipeline:
     async def prepare(self, conversation: Conversation) -> PreparedChat:
         """Check and render a conversation. Raises `InvalidRequest`."""
         self._formats.check(conversation)
-        thinking = self._choose_thinking(conversation)
+        thinking = await self._choose_thinking(conversation)
         sampling = self._sampling(conversation)
         text, ids = await self._render(conversation, keep=sampling.truncate_prompt_tokens)
         options = {
@@ -89,7 +91,7 @@ class ChatPipeline:
 
     async def count(self, conversation: Conversation) -> int:
         """Return the number of prompt tokens of a conversation."""
-        self._choose_thinking(conversation)
+        await self._choose_thinking(conversation)
         _, ids = await self._render(conversation)
         return len(ids)
 
@@ -118,9 +120,11 @@ class ChatPipeline:
         """Return the event stream of a single answer."""
         return AnswerStream(self._engine, chat)
 
-    def _choose_thinking(self, conversation: Conversation) -> ThinkingChoice:
+    async def _choose_thinking(self, conversation: Conversation) -> ThinkingChoice:
         """Resolve the reasoning fields of a conversation to template arguments and a budget."""
-        chosen = self._formats.choose_thinking(conversation, self._engine.renderer)
+        choose = partial(self._formats.choose_thinking, conversation, self._engine.renderer)
+        # A template of the request is compiled for it, which takes milliseconds.
+        chosen = choose() if conversation.chat_template is None else await asyncio.to_thread(choose)
         conversation.template_kwargs = chosen.template_kwargs
         if chosen.ends_at_once and conversation.thinking_token_budget is None:
             conversation.thinking_token_budget = 0
