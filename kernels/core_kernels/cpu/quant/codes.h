@@ -168,7 +168,24 @@ constexpr bool kAddsBytes = kMultipliesBytes;
 
 // Without those instructions: products of bytes are added in pairs to sums of 16 bits, which hold
 // some of them if codes are small.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+constexpr bool kMultipliesSmallBytes = true;
+
+// The sums of two products of each half of a lane, x signed and weights unsigned.
+inline Words multiply_bytes(Words x, Words weights) {
+    return (Words)_mm512_maddubs_epi16((__m512i)weights, (__m512i)x);
+}
+// The same for codes of any size that are 128 too large: of numbers, only magnitudes are unsigned.
+inline Words multiply_signed_bytes(Words x, Words weights) {
+    const __m512i own = (__m512i)(weights ^ 0x80808080), numbers = (__m512i)x;
+    const __m512i turned = _mm512_mask_sub_epi8(numbers, _mm512_movepi8_mask(own),
+                                                _mm512_setzero_si512(), numbers);
+    return (Words)_mm512_maddubs_epi16(_mm512_abs_epi8(own), turned);
+}
+inline Words add_halves(Words a, Words b) {
+    return (Words)_mm512_add_epi16((__m512i)a, (__m512i)b);
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 constexpr bool kMultipliesSmallBytes = true;
 
 // The sums of two products of each half of a lane, x signed and weights unsigned.
