@@ -1,6 +1,7 @@
 """Time of paged attention in one layer, for every CPU backend and a contiguous reference.
 
-Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]`.
+Run: `python benchmarks/attention/bench_attention.py [float32|bfloat16 ...] [--only TEXT]
+[--isa avx2|avx512|...]`.
 
 16 query heads over 8 key-value heads of size 128, or 16 over latents of 576; random blocks of 16
 tokens; one thread. Prints milliseconds of thread CPU time for the layer, for preparing the step,
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from core_kernels.library import load_library
 from torch.nn.functional import scaled_dot_product_attention
 
 from core.contracts.attention import AttentionInputs
@@ -157,7 +159,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of one layer's paged attention.")
     parser.add_argument("dtypes", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--only", default="", help="only cases with this text in their name")
+    parser.add_argument("--isa", help="instruction set of the kernels instead of the best one")
     chosen = parser.parse_args()
+    library = load_library()
+    if chosen.isa and not (library and library.core_kernels_use(chosen.isa.encode())):
+        parser.error(f"this machine has no {chosen.isa}")
     torch.set_num_threads(1)
     registry = load_plan(make_plan())
     facts: dict[str, Any] = {"device": "cpu", "head_size": [128], "isa": ()}

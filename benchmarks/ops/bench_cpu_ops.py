@@ -2,7 +2,7 @@
 
 Prints per op, dtype and number of tokens: the median times and the median of paired ratios.
 
-Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N]
+Run: python benchmarks/ops/bench_cpu_ops.py [--threads N] [--rounds N] [--isa avx2|avx512|...]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from core_kernels.library import load_library
 
 from builtin_plugins.op_impls.cpu import ops
 from core.models.ops import reference
@@ -75,12 +76,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--isa", help="instruction set of the kernels instead of the best one")
     arguments = parser.parse_args()
+    library = load_library()
+    if arguments.isa and not (library and library.core_kernels_use(arguments.isa.encode())):
+        parser.error(f"this machine has no {arguments.isa}")
     torch.set_num_threads(arguments.threads)
     if ops.KERNELS is None:
         sys.stderr.write("no C++ library: nothing to compare\n")
         return 1
-    print(f"instruction set {ops.KERNELS.isa}, {arguments.threads} thread(s)")
+    isa = library.core_kernels_isa().decode() if library else "none"
+    print(f"instruction set {isa}, {arguments.threads} thread(s)")
     print(f"{'op':22} {'dtype':9} {'tokens':>6} {'torch us':>10} {'C++ us':>10} {'faster':>7}")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for tokens in TOKENS:

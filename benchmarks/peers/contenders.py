@@ -167,8 +167,11 @@ def contenders(engine_options: Mapping[int, Mapping[str, Any]]) -> tuple[Contend
                 "ov",
                 bits,
                 options={"cache_gb": KV_GB, "precision": "bf16"},
-                # It takes the processor for one with bfloat16 instructions, and then finds none.
-                held_options={"precision": "f32"},
+                # It takes the processor for one with bfloat16 and VNNI, and then finds none.
+                held_options={
+                    "precision": "f32",
+                    "settings": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
+                },
             )
             for bits in (16, 8, 4)
         ),

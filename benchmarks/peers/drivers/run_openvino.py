@@ -16,7 +16,7 @@ class OpenVino:
     """A `ContinuousBatchingPipeline`."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
-        """Load the model; options are `cache_gb` and `precision`."""
+        """Load the model; options are `cache_gb`, `precision` and `settings`."""
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = options["cache_gb"]
         scheduler.max_num_batched_tokens = 2048
@@ -27,6 +27,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": options["precision"],
             "PERFORMANCE_HINT": "LATENCY",
+            **options.get("settings", {}),
         }
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             model, scheduler, "CPU", settings
