@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from core.api import InvalidRequest, prompt_too_long
-from core.api.serving import Tokenizer
+from core.api.serving import RenderedText, Tokenizer
 
 CHARS_PER_TOKEN: Final = 8
 """Characters per allowed token from which a text is likely too long, so its
@@ -49,7 +49,7 @@ class ChunkedTokenizer:
         self._split_points: re.Pattern[str] | None = None
         self._before: Sequence[int] = ()
         self._after: Sequence[int] = ()
-        special = _special_tokens(tokenizer)
+        special = special_tokens_around(tokenizer)
         if special is not None:
             self._before, self._after = special
             self._split_points = getattr(tokenizer, "split_points", None)
@@ -61,7 +61,7 @@ class ChunkedTokenizer:
         """
         if self._split_points is None:
             _check_length(text, limit, self._tokenizer)
-            return self._tokenizer.encode(text, special)
+            return _encode(self._tokenizer, text, special)
         size = min(CHUNK_CHARS, max(MIN_CHARS, CHARS_PER_TOKEN * limit))
         ids = list(self._before if special else ())
         start = 0
@@ -94,10 +94,11 @@ class ChunkedTokenizer:
         """Return the tokens between two split points."""
         if stopped():
             raise Abandoned
-        encode = self._tokenizer.encode
-        context = text[max(0, start - _CONTEXT_CHARS) : start]
-        ids = encode(context + text[start:stop], add_special_tokens=False)
-        return ids[len(encode(context, add_special_tokens=False)) :] if context else ids
+        first = max(0, start - _CONTEXT_CHARS)
+        ids = _encode(self._tokenizer, text[first:stop], False)
+        if first == start:
+            return ids
+        return ids[len(_encode(self._tokenizer, text[first:start], False)) :]
 
     def _split_after(self, text: str, position: int) -> int:
         """Return the first split point at or after a position, or the text's
@@ -138,14 +139,14 @@ class ChunkedTokenizer:
         Tokenizes ever longer ends until three of them agree.
         """
         if len(text) <= RUN_CHARS:
-            return self._tokenizer.encode(text, special)
+            return _encode(self._tokenizer, text, special)
         size = max(MIN_CHARS, CHARS_PER_TOKEN * keep)
         max_size = max(RUN_CHARS, 8 * CHARS_PER_TOKEN * keep)
         seen: list[list[int]] = []
         while size <= max_size and size < len(text):
             if stopped():
                 raise Abandoned
-            ids = self._tokenizer.encode(text[len(text) - size :], special)
+            ids = _encode(self._tokenizer, text[len(text) - size :], special)
             seen.append(ids[-keep:])
             if len(ids) > keep and len(seen) > 2 and seen[-1] == seen[-2] == seen[-3]:
                 return ids[-keep:]
@@ -154,7 +155,14 @@ class ChunkedTokenizer:
         raise _no_split_point(text)
 
 
-def _special_tokens(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:
+def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    encode = getattr(tokenizer, "encode_rendered", None)
+    if isinstance(text, RenderedText) and encode is not None:
+        return list(encode(text, special))
+    return tokenizer.encode(text, special)
+
+
+def special_tokens_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return the special tokens before and after a text; None if they are
     ambiguous.
     """
@@ -173,7 +181,7 @@ def _check_length(text: str, limit: int, tokenizer: Tokenizer) -> None:
     """
     size = CHARS_PER_TOKEN * limit
     while size < len(text):
-        num_tokens = len(tokenizer.encode(text[:size], add_special_tokens=False))
+        num_tokens = len(_encode(tokenizer, text[:size], False))
         # the cut may have split a few tokens
         if num_tokens > limit + CHARS_PER_TOKEN:
             raise _too_long(text, size, num_tokens, limit)

@@ -4,7 +4,7 @@ from core.contracts.clients import Client, EngineStatus, Listener, Running, Stat
 from core.contracts.serving import ServedEngine
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.logs import PAUSE_S, RateLimitedLogger, setup_logging
-from core.types.prompts import Prompt
+from core.types.prompts import Prompt, RenderedText
 
 __all__ = [
     "PAUSE_S",
@@ -14,6 +14,7 @@ __all__ = [
     "Listener",
     "Prompt",
     "RateLimitedLogger",
+    "RenderedText",
     "Running",
     "ServedEngine",
     "State",

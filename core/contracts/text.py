@@ -27,6 +27,11 @@ class Tokenizer(Protocol):
       tokenized as a whole. The kind's `ChunkedTokenizer` is one.
     - `response_template`, the checkpoint's description of reasoning and tool-call
       syntax.
+    - `token_bytes(token_id)` returns the bytes that a token adds to a text.
+    - `control_texts` maps the text of each control token to whether it is
+      reserved: False if answers hold it, such as `<think>`.
+    - `encode_rendered(text, add_special_tokens)` returns the ids of a
+      `RenderedText`: control tokens outside of its spans are text.
     """
 
     vocab_size: int
@@ -70,4 +75,5 @@ class ChatRenderer(Protocol):
         """Return the prompt.
 
         Raises `InvalidRequest` naming a message that cannot be rendered.
+        In a `RenderedText`, special tokens that messages spell are text.
         """

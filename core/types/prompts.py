@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypedDict
+from typing import Any, Final, SupportsIndex, TypedDict
 
 from core.errors import InvalidRequest
 
@@ -44,6 +44,29 @@ PromptType = (
 
 PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
 """Keys of a prompt dict; admission extensions read further ones."""
+
+
+class RenderedText(str):
+    """A rendered conversation. Only the template's own special tokens are
+    special tokens; those spelled in a message are text.
+    """
+
+    control_spans: Sequence[tuple[int, int]]
+    """Character ranges of the template's special tokens, in order."""
+
+    def __new__(cls, text: str, control_spans: Sequence[tuple[int, int]]) -> RenderedText:
+        made = super().__new__(cls, text)
+        made.control_spans = control_spans
+        return made
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        """Return a part; a slice of step 1 holds its own spans."""
+        part = super().__getitem__(key)
+        if not isinstance(key, slice):
+            return part
+        start, stop, _ = key.indices(len(self))
+        spans = [(a - start, b - start) for a, b in self.control_spans if start <= a and b <= stop]
+        return RenderedText(part, spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ Templates are untrusted: they read plain data only and cannot modify it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import jinja2.ext
 import jinja2.nodes
@@ -18,6 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from builtin_plugins.chat_renderers.jinja.budget import Budget, check_product
+
+_NOT_ASCII: Final = re.compile("[^\x00-\x7f\ud800-\udfff]")
+"""Characters that JSON escapes; surrogates are marks of control tokens."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -97,9 +101,10 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return plain JSON; Jinja's own filter escapes HTML, which models are not trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> str:

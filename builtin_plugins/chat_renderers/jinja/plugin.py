@@ -29,4 +29,11 @@ def engine_options() -> list[Option]:
             "Format of message content for the template: `string`, `openai` (a list of parts) or "
             "`auto` (detected).",
         ),
+        Option(
+            "allow_special_tokens_in_text",
+            bool,
+            False,
+            "Read special tokens that messages, tools and documents spell as special tokens; "
+            "default: as text.",
+        ),
     ]

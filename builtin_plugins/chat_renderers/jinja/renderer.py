@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.optimizer import optimize
 
 from builtin_plugins.chat_renderers.jinja.budget import joined
+from builtin_plugins.chat_renderers.jinja.control_text import (
+    ControlTexts,
+    TemplateMarks,
+    without_surrogates,
+)
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.mending import alternatives, lost_message
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
@@ -35,6 +42,16 @@ _MAX_COMPILED = 16
 """Maximum number of cached request templates, in addition to the model's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A template, ready to render."""
+
+    template: jinja2.Template
+    reads_parts: bool
+    """True: it loops over the parts of a message's content."""
+    marks: TemplateMarks
+
+
 class JinjaRenderer:
     """Renders the model's template or a given one; compiles at engine start."""
 
@@ -42,7 +59,7 @@ class JinjaRenderer:
         self._environment = chat_environment()
         self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         """Arguments and texts that a compiled template names."""
-        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
+        self._compiled: dict[str, CompiledTemplate] = {}
         self._format = config.options.get("chat_template_content_format", "auto")
         if self._format not in ("auto", "string", "openai"):
             raise ConfigError(
@@ -57,6 +74,8 @@ class JinjaRenderer:
                     "argument of the chat template. Remove it."
                 )
         self._special = _special_texts(tokenizer)
+        self._keeps_special = bool(config.options.get("allow_special_tokens_in_text"))
+        self._control = ControlTexts({} if self._keeps_special else _control_texts(tokenizer))
         self._templates = _templates(tokenizer.chat_template, config.model.chat_template)
         for template in self._templates.values():
             try:
@@ -86,7 +105,9 @@ class JinjaRenderer:
         Raises `InvalidRequest` naming the message or field that cannot be rendered.
         """
         text = chat_template or self._choose("tool_use" if tools else DEFAULT)
-        values = self._variables(template_kwargs or {})
+        compiled = self._compile_for_request(text)
+        marks = compiled.marks
+        values = self._variables(without_surrogates(template_kwargs or {}), marks)
         if values["documents"] and "documents" not in text:
             raise InvalidRequest(
                 "documents", "are not read by the chat template; put them into the messages."
@@ -96,9 +117,8 @@ class JinjaRenderer:
                 "continue_final_message",
                 "excludes add_generation_prompt; unset one of them.",
             )
-        template, reads_parts = self._compile_for_request(text)
         prompt_fields = {
-            "tools": [dict(tool) for tool in tools] if tools else None,
+            "tools": [dict(tool) for tool in without_surrogates(tools)] if tools else None,
             "add_generation_prompt": add_generation_prompt,
             **values,
         }
@@ -107,16 +127,24 @@ class JinjaRenderer:
             final = ""
             if continue_final_message:
                 chat, final = _mark_final(chat)
-            prompt = joined(template.generate(messages=chat, **prompt_fields))
+            prompt = joined(compiled.template.generate(messages=chat, **prompt_fields))
             return _cut_final(prompt, final) if continue_final_message else prompt
 
         has_developer = "developer" in text
-        forms = (reads_parts, not reads_parts) if self._format == "auto" else (reads_parts,)
+        forms = [compiled.reads_parts]
+        if self._format == "auto":
+            forms.append(not compiled.reads_parts)
+        clean = without_surrogates(messages)
+
+        def chats() -> Iterator[list[dict[str, Any]]]:
+            for form in forms:
+                chat = plain_messages(clean, keep_parts=form, has_developer=has_developer)
+                marks.mark_answers(chat)
+                yield chat
+
         self._environment.budget.begin()
-        chats = (
-            plain_messages(messages, keep_parts=form, has_developer=has_developer) for form in forms
-        )
-        return _first_complete(_versions(chats), generate)
+        prompt = _first_complete(_versions(chats()), generate, marks)
+        return prompt if self._keeps_special else marks.read(prompt)
 
     def template_names(
         self, *, chat_template: str | None = None, has_tools: bool = False
@@ -134,7 +162,9 @@ class JinjaRenderer:
             self._names[text] = frozenset(meta.find_undeclared_variables(tree)), texts
         return self._names[text]
 
-    def _variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _variables(
+        self, template_kwargs: Mapping[str, Any], marks: TemplateMarks
+    ) -> dict[str, Any]:
         """Return the template variables. Raises `InvalidRequest` for the name of a field."""
         for name in _RESERVED:
             if name in template_kwargs:
@@ -142,7 +172,11 @@ class JinjaRenderer:
                     "chat_template_kwargs",
                     f"{name!r} is a field of the request, not of the template.",
                 )
-        return {"documents": None, **self._special, **self._defaults, **template_kwargs}
+        special = {
+            name: marks.mark(text) if isinstance(text, str) else text
+            for name, text in self._special.items()
+        }
+        return {"documents": None, **special, **self._defaults, **template_kwargs}
 
     def _choose(self, name: str) -> str:
         """Return one of the model's templates."""
@@ -155,7 +189,7 @@ class JinjaRenderer:
             raise InvalidRequest("messages", f"the model has no chat template{lack}.")
         return text
 
-    def _compile_for_request(self, text: str) -> tuple[jinja2.Template, bool]:
+    def _compile_for_request(self, text: str) -> CompiledTemplate:
         """Return the same as `_compile`. Raises `InvalidRequest` for an invalid template."""
         try:
             return self._compile(text)
@@ -164,15 +198,17 @@ class JinjaRenderer:
                 "chat_template", f"cannot be compiled: {_words(error)}."
             ) from error
 
-    def _compile(self, text: str) -> tuple[jinja2.Template, bool]:
-        """Return the compiled template and whether it reads content as parts."""
+    def _compile(self, text: str) -> CompiledTemplate:
         known = self._compiled.get(text)
         if known is None:
             source = text.removeprefix(_BYTE_ORDER_MARK)
             reads_parts = self._format == "openai" or (
                 self._format == "auto" and _reads_parts(self._environment, source)
             )
-            known = (self._environment.from_string(source), reads_parts)
+            tree = self._environment.parse(source)
+            optimize(tree, self._environment)  # joins the parts of constant texts
+            marks = TemplateMarks(self._control, tree)
+            known = CompiledTemplate(self._environment.from_string(tree), reads_parts, marks)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.pop(
                     next(name for name in self._compiled if name not in self._templates.values()),
@@ -219,6 +255,14 @@ def _special_texts(tokenizer: Tokenizer) -> dict[str, Any]:
     return texts
 
 
+def _control_texts(tokenizer: Tokenizer) -> Mapping[str, bool]:
+    found: Mapping[str, bool] | None = getattr(tokenizer, "control_texts", None)
+    if found is not None:
+        return found
+    texts = (tokenizer.token_text(token) for token in sorted(tokenizer.special_ids))
+    return {text: True for text in texts if text}
+
+
 def _reads_parts(environment: jinja2.Environment, text: str) -> bool:
     """Return whether the template loops over the parts of a message's content."""
     tree = environment.parse(text)
@@ -250,7 +294,9 @@ def _versions(chats: Iterable[list[dict[str, Any]]]) -> Iterator[list[dict[str, 
 
 
 def _first_complete(
-    versions: Iterable[list[dict[str, Any]]], generate: Callable[[list[dict[str, Any]]], str]
+    versions: Iterable[list[dict[str, Any]]],
+    generate: Callable[[list[dict[str, Any]]], str],
+    marks: TemplateMarks,
 ) -> str:
     """Return the first prompt that loses no text, of the same conversation in several versions.
 
@@ -268,7 +314,7 @@ def _first_complete(
             # A template is untrusted code on client data, so any exception is an invalid
             # request.
             words = f"the chat template refused them: {_words(error)}."
-            refusal = refusal or InvalidRequest("messages", words)
+            refusal = refusal or InvalidRequest("messages", marks.unmark(words))
             if isinstance(error, SecurityError):  # its budget is used up
                 raise refusal from error
             continue

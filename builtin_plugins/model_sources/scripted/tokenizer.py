@@ -9,6 +9,7 @@ from typing import Final
 from builtin_plugins.tokenizers.api import ChunkedTokenizer
 from core.api import EngineConfig
 from core.api.models import ModelSource
+from core.api.serving import RenderedText
 
 END_OF_TEXT: Final = 256
 START_OF_TURN: Final = 257
@@ -65,6 +66,7 @@ class ScriptedTokenizer:
         self.vocab_size = 256 + len(self._texts)
         self.eos_token_id: int | None = END_OF_TURN
         self.special_ids = frozenset(self._ids[text] for text in special)
+        self.control_texts = dict.fromkeys(special, True)
         self.special_tokens_map = {"eos_token": _CHATML[2], "pad_token": _CHATML[0]}
         self.chat_template: str | None = CHAT_TEMPLATE
 
@@ -75,6 +77,17 @@ class ScriptedTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return token ids; adds no special tokens."""
         return self._encode(text.encode("utf-8", "surrogatepass"), (self._special, self._visible))
+
+    def encode_rendered(self, text: RenderedText, add_special_tokens: bool = False) -> list[int]:
+        """Return token ids; special tokens that messages spell are bytes."""
+        plain = str(text)
+        ids: list[int] = []
+        end = 0
+        for start, stop in text.control_spans:
+            ids += self._encode(plain[end:start].encode(), (self._visible,))
+            ids.append(self._ids[plain[start:stop]])
+            end = stop
+        return ids + self._encode(plain[end:].encode(), (self._visible,))
 
     def encode_visible(self, text: bytes) -> list[int]:
         """Return token ids with ChatML's tokens as bytes, so that the text ends no turn."""

@@ -99,15 +99,16 @@ class TokenizeRoutes:
         add_generation_prompt = fields.add_generation_prompt
         if add_generation_prompt is None:
             add_generation_prompt = not fields.continue_final_message
-        text, ids = await self._engine.render_chat(
+        _, ids = await self._engine.render_chat(
             fields.messages or [],
             client=client,
+            add_special_tokens=bool(special),
             tools=fields.tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_kwargs=fields.chat_template_kwargs,
         )
-        return await self._engine.tokenize(text, True, client=client) if special else ids
+        return ids
 
     async def _detokenize(self, request: Request) -> Response:
         maximum = MAX_CONTEXTS * self._engine.max_model_len

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -11,10 +11,13 @@ from typing import Final
 import tokenizers
 
 from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
-from builtin_plugins.tokenizers.chunked import ChunkedTokenizer
+from builtin_plugins.tokenizers.chunked import ChunkedTokenizer, special_tokens_around
+from builtin_plugins.tokenizers.hf.control_tokens import ControlTokens, control_texts
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
+from builtin_plugins.tokenizers.token_bytes import TokenSpeller
 from core.api import ModelError
+from core.api.serving import RenderedText
 
 LONG_CHARS: Final = 8192
 """Length in characters above which only the needed beginning of a text is tokenized."""
@@ -50,6 +53,12 @@ class FastTokenizer:
         )
         self.chat_template = settings.chat_template
         self.response_template = settings.response_template
+        self.control_texts = control_texts(
+            added.values(), settings.special_tokens.values(), settings.template_text
+        )
+        self._control = ControlTokens(
+            self._inner, self.control_texts, settings.special_tokens.get("unk_token")
+        )
         self._around = _around(self._inner, vocabulary, settings)
         hidden = frozenset(token for token, facts in added.items() if facts.special)
         # Only the ByteLevel decoder is a plain concatenation.
@@ -76,6 +85,12 @@ class FastTokenizer:
             return self._encode(text, add_special_tokens)
         before, after = self._around
         return [*before, *self._encode(text, False), *after]
+
+    def encode_rendered(self, text: RenderedText, add_special_tokens: bool = False) -> list[int]:
+        """Return ids; control tokens that messages spell are read as text."""
+        ids = self._control.encode(text)
+        around = special_tokens_around(self) if add_special_tokens else None
+        return ids if around is None else [*around[0], *ids, *around[1]]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # A batch of one, because `encode` holds the GIL and a long text would block all streams.
@@ -126,6 +141,12 @@ class FastTokenizer:
     def joined_bytes(self, skip_special_tokens: bool) -> Mapping[int, bytes] | None:
         """Return each token's bytes; None if a text is not their concatenation."""
         return None if self._token_bytes is None else self._token_bytes[skip_special_tokens]
+
+    @cached_property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """Function from a token to the bytes it adds to a text."""
+        joined = self.joined_bytes(False)
+        return TokenSpeller(self) if joined is None else joined.__getitem__
 
     def token_text(self, token_id: int) -> str:
         """Return the token's spelling in the vocabulary; empty for unknown ids."""

@@ -40,7 +40,7 @@ def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | Non
             folder,
         )
         return None
-    settings = read_settings(folder)
+    settings = read_settings(folder, config.model.chat_template)
     if (folder / "tokenizer.json").is_file():
         tokenizer = FastTokenizer(folder / "tokenizer.json", settings)
         _check_size(tokenizer, folder / "tokenizer.json", source)

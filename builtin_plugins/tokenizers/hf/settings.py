@@ -31,25 +31,31 @@ class TokenizerSettings:
     """Jinja template, or several by name."""
     response_template: dict[str, Any] | None = None
     """Template that describes the model's output format."""
+    template_text: str = ""
+    """The text of all chat templates."""
     add_bos: bool | None = None
     """Whether to prepend the BOS token; None: as in tokenizer.json."""
     add_eos: bool | None = None
     """Whether to append the EOS token; None: as in tokenizer.json."""
 
 
-def read_settings(folder: Path) -> TokenizerSettings:
+def read_settings(folder: Path, given: str | None = None) -> TokenizerSettings:
     """Return the settings of a folder; absent files count as empty. Raises `ModelError` for broken
     ones.
+
+    `given` is the `--chat-template`: a name, a file or a text.
     """
     stated = _read(folder / "tokenizer_config.json")
     roles = {**_read(folder / "special_tokens_map.json"), **stated}
+    template = _chat_template(folder, stated)
     texts = {role: _text(roles.get(role)) for role in ROLES}
     return TokenizerSettings(
         special_tokens={role: text for role, text in texts.items() if text is not None},
-        chat_template=_chat_template(folder, stated),
-        response_template=template
-        if isinstance(template := stated.get("response_template"), dict)
+        chat_template=template,
+        response_template=response
+        if isinstance(response := stated.get("response_template"), dict)
         else None,
+        template_text=_template_text(template, given),
         add_bos=stated.get("add_bos_token"),
         add_eos=stated.get("add_eos_token"),
     )
@@ -79,9 +85,19 @@ def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | dict[str, s
     return template if isinstance(template, str) else None
 
 
+def _template_text(template: str | Mapping[str, str] | None, given: str | None) -> str:
+    """Return the text of the model's templates and of the given one."""
+    texts = [template] if isinstance(template, str) else list((template or {}).values())
+    if given is not None and ("{" in given or "\n" in given):
+        texts.append(given)
+    elif given is not None and Path(given).is_file():
+        texts.append(_read_text(Path(given)))
+    return "\n".join(texts)
+
+
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(
             f"{path} cannot be read: {error}. Restore it from where the model came."
@@ -98,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{path} cannot be read as JSON: {error}. Restore it from where the model came."

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from builtin_plugins.tokenizers.chunked import ChunkedTokenizer
+from builtin_plugins.tokenizers.chunked import ChunkedTokenizer, special_tokens_around
+from builtin_plugins.tokenizers.hf.control_tokens import ControlTokens, control_texts
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
+from builtin_plugins.tokenizers.token_bytes import TokenSpeller
 from core.api import ModelError
+from core.api.serving import RenderedText
 
 
 class TransformersTokenizer:
@@ -34,6 +37,15 @@ class TransformersTokenizer:
         self.special_tokens_map = settings.special_tokens
         self.chat_template = settings.chat_template or getattr(self._inner, "chat_template", None)
         self.response_template = settings.response_template
+        self.control_texts = control_texts(
+            self._inner.added_tokens_decoder.values(),
+            settings.special_tokens.values(),
+            settings.template_text,
+        )
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        self._control = backend and ControlTokens(
+            backend, self.control_texts, self._inner.special_tokens_map.get("unk_token")
+        )
 
     @cached_property
     def split_points(self) -> re.Pattern[str] | None:
@@ -51,6 +63,34 @@ class TransformersTokenizer:
         """Return token ids; special tokens in the text become their ids."""
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
+    def encode_rendered(self, text: RenderedText, add_special_tokens: bool = False) -> list[int]:
+        """Return ids; control tokens that messages spell are read as text."""
+        ids = self._rendered(text)
+        around = special_tokens_around(self) if add_special_tokens else None
+        return ids if around is None else [*around[0], *ids, *around[1]]
+
+    def _rendered(self, text: RenderedText) -> list[int]:
+        if self._control is not None:
+            return self._control.encode(text)
+        plain = str(text)
+        control = {self._inner.convert_tokens_to_ids(each) for each in self.control_texts}
+        spans = text.control_spans
+        own = [self._inner.convert_tokens_to_ids(plain[slice(*span)]) for span in spans]
+        ids = self.encode(plain, add_special_tokens=False)
+        if [token for token in ids if token in control] == own:
+            return ids
+        # transformers tokenizes the texts between added tokens one by one, too
+        out = []
+        end = 0
+        for token, (start, stop) in zip(own, spans, strict=True):
+            out += [*self._as_text(plain[end:start]), token]
+            end = stop
+        return [*out, *self._as_text(plain[end:])]
+
+    def _as_text(self, text: str) -> list[int]:
+        encode = self._inner.encode
+        return list(encode(text, add_special_tokens=False, split_special_tokens=True))
+
     def encode_fitted(
         self, text: str, pair: str | None, max_tokens: int | None
     ) -> tuple[list[int], list[int]]:
@@ -67,6 +107,11 @@ class TransformersTokenizer:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return str(text)
+
+    @cached_property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """Function from a token to the bytes it adds to a text."""
+        return TokenSpeller(self)
 
     def token_text(self, token_id: int) -> str:
         """Return the token's spelling in the vocabulary; empty for unknown ids."""

@@ -12,7 +12,7 @@ from core.errors import InvalidRequest
 from core.plugin.call_timer import NO_BLAME, AnyBlame
 from core.types import PromptType
 from core.types.plugin_params import KnownNames
-from core.types.prompts import PROMPT_KEYS, Prompt, token_ids_of
+from core.types.prompts import PROMPT_KEYS, Prompt, RenderedText, token_ids_of
 
 LONG_TEXT_CHARS: Final = 8192
 """Length from which tokenizing a text is slow."""
@@ -55,7 +55,7 @@ class Renderer:
         """
         if isinstance(prompt, str):
             ids = self.encode(prompt, add_special_tokens, max_tokens=max_tokens, **reading)
-            return Prompt(ids, prompt)
+            return Prompt(ids, str(prompt))
         if not isinstance(prompt, Mapping):
             return Prompt(token_ids_of(prompt))
         known = ", ".join((*PROMPT_KEYS, *sorted(self.keys.read)))
@@ -112,7 +112,7 @@ class Renderer:
         long_texts = getattr(self.tokenizer, "long_texts", None)
         if len(text) <= short or max_tokens is keep is None or long_texts is None:
             with self._encoding:
-                return self.tokenizer.encode(text, add_special_tokens)
+                return encode_text(self.tokenizer, text, add_special_tokens)
         self._long_texts = self._long_texts or long_texts()
         ids: list[int]
         if keep is not None:
@@ -124,7 +124,7 @@ class Renderer:
     def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """Return the prompt of a conversation; options as in `ChatRenderer.render`."""
         text = self.chat_text(messages, **options)
-        return Prompt(self.encode(text, add_special_tokens=False), text)
+        return Prompt(self.encode(text, add_special_tokens=False), str(text))
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt text of a conversation; options as in `ChatRenderer.render`."""
@@ -134,3 +134,33 @@ class Renderer:
                 "this model has no chat renderer; use completions, or load one (`chat_template`).",
             )
         return self.chat.render(messages, **options)
+
+
+def encode_text(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
+    """Return ids.
+
+    Special tokens spelled in messages are read as text, or refused.
+    """
+    if not isinstance(text, RenderedText):
+        return tokenizer.encode(text, add_special)
+    encode: Any = getattr(tokenizer, "encode_rendered", None)
+    if encode is not None:
+        ids: list[int] = encode(text, add_special)
+        return ids
+
+    def special_in(part: str) -> list[int]:
+        found = tokenizer.encode(str(part), False)
+        special = tokenizer.special_ids
+        return [token for token in found if token in special]
+
+    own = []
+    for start, stop in text.control_spans:
+        own += special_in(text[start:stop])
+    if special_in(text) != own:
+        raise InvalidRequest(
+            "messages",
+            "got the text of a special token; "
+            "expected a tokenizer that can read it as text. "
+            "Remove it.",
+        )
+    return tokenizer.encode(str(text), add_special)

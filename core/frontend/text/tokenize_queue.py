@@ -89,14 +89,7 @@ class PromptReader:
         """
         if isinstance(prompt, Prompt):
             return prompt
-        last = None
-        if keep is not None:
-            limit = self._max_tokens if keep == -1 else min(keep, self._max_tokens)
-            # one more token shows that the prompt was truncated
-            last = limit + 1
-        read = partial(
-            self._renderer.prompt, prompt, add_special_tokens, self._max_tokens, keep=last
-        )
+        read = partial(self._read, prompt, add_special_tokens, keep)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         if not isinstance(text, str) or len(text) <= LONG_TEXT_CHARS:
             return read()
@@ -106,15 +99,32 @@ class PromptReader:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        add_special_tokens: bool = False,
         keep: int | None = None,
         client: str = "",
         **options: Any,
     ) -> Prompt:
-        """Return the prompt of a conversation; options as in `ChatRenderer.render` and `prompt`."""
-        text = await self._templates.run(
-            lambda stopped: self._renderer.chat_text(messages, **options), client
-        )
-        return await self.prompt(text, False, keep=keep, client=client)
+        """Return the prompt of a conversation.
+
+        Options as in `ChatRenderer.render` and `prompt`.
+        """
+
+        def render(stopped: Stopped) -> Prompt | str:
+            text = self._renderer.chat_text(messages, **options)
+            if len(text) > LONG_TEXT_CHARS:
+                return text
+            return self._read(text, add_special_tokens, keep)
+
+        ready = await self._templates.run(render, client)
+        return await self.prompt(ready, add_special_tokens, keep=keep, client=client)
+
+    def _read(self, prompt: Any, special: bool, keep: int | None, **reading: Any) -> Prompt:
+        last = None
+        if keep is not None:
+            limit = self._max_tokens if keep == -1 else min(keep, self._max_tokens)
+            # one more token shows that the prompt was truncated
+            last = limit + 1
+        return self._renderer.prompt(prompt, special, self._max_tokens, keep=last, **reading)
 
     async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
         """Run work on possibly long texts; see `FairThreadPool.run`."""

@@ -25,6 +25,7 @@ def renderer(template=CHATML, given=None, content_format="auto"):
     tokenizer = SimpleNamespace(
         chat_template=template,
         eos_token_id=1,
+        special_ids=frozenset({1}),
         token_text=lambda token: "</s>",
         special_tokens_map={"bos_token": "<s>"},
     )
@@ -222,6 +223,12 @@ def test_template_may_be_a_file(tmp_path):
     assert renderer(given=str(path)).render(USER) == "hi!"
     with pytest.raises(ConfigError, match="cannot be read as a file"):
         renderer(given=str(tmp_path / "absent.jinja"))
+
+
+def test_byte_order_mark_of_a_template_file_is_skipped(tmp_path):
+    path = tmp_path / "t.jinja"
+    path.write_bytes(b"\xef\xbb\xbf{{ messages[0].content }}!")
+    assert renderer(given=str(path)).render(USER) == "hi!"
 
 
 def test_model_without_template_error_names_flag():

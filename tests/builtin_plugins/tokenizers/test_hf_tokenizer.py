@@ -170,3 +170,11 @@ def test_added_tokens_beyond_the_model_are_logged(
 ) -> None:
     assert load_tokenizer(sized(folder, VOCAB - 1), EngineConfig(ModelConfig("m"))) is not None
     assert "the last ones cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_byte_order_mark_of_a_file_is_skipped(folder: Path, file: str) -> None:
+    path = folder / file
+    path.write_bytes(b"\xef\xbb\xbf" + (path.read_bytes() if path.exists() else b"{{ 1 }}"))
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.chat_template == ("{{ 1 }}" if file.endswith("jinja") else CHAT_TEMPLATE)
