@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from builtin_plugins.logits_processors.token_sequences import Endings
 from core.api import Entry, InvalidRequest, SamplingParams, hookimpl
 from core.api.sampling import SamplerContext, SampleRows
 from core.api.serving import Tokenizer
 
 if TYPE_CHECKING:
     import torch
+
+
+_BEFORE: Final = "\n"
+"""Text before a word that shares no token with it."""
 
 
 @hookimpl
@@ -30,21 +35,20 @@ class BadWords:
         self._vocab_size = context.vocab_size
         self._words: dict[int, list[list[int]]] = {}
         self._cached_rows: list[int] | None = None
-        self._cached: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        self._cached: Endings
 
     @staticmethod
     def prepare(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-        """Add the token sequences of each word, at the start of a text and after a space."""
+        """Add the token sequences of each word: at a text's start, in it, and after a space."""
         if not sampling.bad_words:
             return sampling
         if tokenizer is None:
             raise InvalidRequest("bad_words", "there is no tokenizer, so texts cannot be avoided.")
-        texts = [text for word in sampling.bad_words for text in (word, " " + word.lstrip())]
         words: list[list[int]] = []
-        for text in texts:
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in words:
-                words.append(ids)
+        for word in sampling.bad_words:
+            for ids in _spellings(word, tokenizer):
+                if ids and ids not in words:
+                    words.append(ids)
         return sampling.clone(bad_words_token_ids=words)
 
     def wants(self, sampling: SamplingParams) -> bool:
@@ -70,28 +74,23 @@ class BadWords:
         if self._cached_rows != rows.rows:
             self._cached = self._build(rows)
             self._cached_rows = list(rows.rows)
-        index, prefixes, last = self._cached
-        length = rows.length_index[index]
-        prompt = rows.prompt_index[index]
-        span = prefixes.shape[1]
-        back = prefixes.new_ones(span).cumsum(0).flip(0)  # span, ..., 2, 1 tokens ago
-        positions = length[:, None] - back  # [words, span]
-        tokens = rows.token_ids[rows.row_index[index][:, None], positions.clamp(min=0)]
-        # Prompt tokens are not generated, so they begin no word.
-        same = (tokens == prefixes) & (positions >= prompt[:, None])
-        matches = (same | (prefixes < 0)).all(dim=1)
-        mask = logits.new_zeros(len(last)).masked_fill_(matches, float("-inf"))
-        flat = index * logits.shape[1] + last
-        return logits.reshape(-1).index_add_(0, flat, mask).view(logits.shape)
+        return self._cached.mask(logits, rows, after_prompt=True)
 
-    def _build(self, rows: SampleRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return per word: row index, tokens but the last (left-padded with -1), last token."""
+    def _build(self, rows: SampleRows) -> Endings:
         words = [(i, word) for i, row in enumerate(rows.rows) for word in self._words[row]]
-        span = max((len(word) - 1 for _, word in words), default=0)
-        new = rows.row_index.new_tensor
-        prefixes = new([[-1] * (span + 1 - len(word)) + word[:-1] for _, word in words])
-        return (
-            new([i for i, _ in words]),
-            prefixes.view(len(words), span),
-            new([word[-1] for _, word in words]),
-        )
+        return Endings(rows, words)
+
+
+def _spellings(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the token ids of a word, which depend on what is before it.
+
+    SentencePiece adds a space to the start of a text: there " ab" has two, and in a text one.
+    """
+    texts = (word, " " + word.lstrip())
+    found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    before = tokenizer.encode(_BEFORE, add_special_tokens=False)
+    for text in texts:
+        ids = tokenizer.encode(_BEFORE + text, add_special_tokens=False)
+        if ids[: len(before)] == before:
+            found.append(ids[len(before) :])
+    return found

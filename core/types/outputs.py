@@ -17,6 +17,9 @@ class Logprob:
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+    """Text that the token adds; U+FFFD for a part of a character."""
+    token_bytes: bytes | None = None
+    """Bytes that the token adds to the text."""
 
 
 PositionLogprobs = dict[int, Logprob]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ from builtin_plugins.routes.openai.fields import (
     CompletionFields,
     read_others,
 )
-from builtin_plugins.routes.openai.logprobs import completion_logprobs, prompt_logprobs
+from builtin_plugins.routes.openai.logprobs import completion_logprobs, num_chars, prompt_logprobs
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
 from core.api.serving import ServedEngine
 
@@ -177,18 +177,32 @@ class Completions:
         """Return one stream of outputs per prompt; each starts with its first read."""
         length_penalty = job.fields.length_penalty if job.fields.use_beam_search else None
         generate = generate_or_search(self._engine, length_penalty)
-        return [
-            generate(
+
+        def run(index: int, prompt: dict[str, Any], params: SamplingParams) -> Any:
+            return generate(
                 prompt,
-                job.candidates,
-                job.run_ids[i],
+                params,
+                job.run_ids[index],
                 priority=job.fields.priority,
                 cache_salt=job.fields.cache_salt,
                 client=job.client,
                 **job.keywords,
             )
+
+        return [
+            _scored(partial(run, i), prompt, job.candidates)
+            if self._fills_context(job, prompt)
+            else run(i, prompt, job.candidates)
             for i, prompt in enumerate(job.prompts)
         ]
+
+    def _fills_context(self, job: _Job, prompt: dict[str, Any]) -> bool:
+        """Return whether a prompt is only scored, and leaves no room for a token."""
+        is_full = len(prompt["prompt_token_ids"]) == self._engine.max_model_len
+        if not job.scores_only or not is_full or job.fields.use_beam_search:
+            return False
+        mode = self._engine.config.model.logprobs_mode
+        return job.candidates.truncate_prompt_tokens is None and mode.startswith("raw")
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         usage = Usage(self._options)
@@ -261,8 +275,7 @@ class Completions:
             unknown = [None] * (len(prompt) - len(output.prompt_logprobs))
             ids = [*prompt, *ids]
             positions = [*output.prompt_logprobs, *unknown, *positions]
-        tokenizer = self._engine.tokenizer
-        spell = None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+        spell = getattr(self._engine.tokenizer, "token_bytes", None)
         return completion_logprobs(
             ids, positions, offset=offset, as_ids=job.tokens_as_ids, spell=spell
         )
@@ -321,7 +334,9 @@ class _ChunkEncoder:
             job, prompt, self._newest, completion, first=index not in self._ends, offset=offset
         )
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else ()
-        self._ends[index] = offset + sum(map(len, tokens))  # token by token, as in a whole answer
+        self._ends[index] = offset + sum(
+            map(num_chars, tokens)
+        )  # token by token, as in a whole answer
         usage = {}
         if self._final:
             usage["usage"] = self._usage.as_json() if self._always else None
@@ -341,6 +356,30 @@ class _ChunkEncoder:
         usage = self._usage
         chunk = self._job.head.with_choices([], usage=usage.as_json(), **usage.metrics())
         return event(chunk) + DONE
+
+
+async def _scored(
+    run: Callable[[dict[str, Any], SamplingParams], AsyncGenerator[RequestOutput]],
+    prompt: dict[str, Any],
+    params: SamplingParams,
+) -> AsyncGenerator[RequestOutput]:
+    """Yield the outputs of a prompt that fills the context: its last token is the one generated."""
+    ids = prompt["prompt_token_ids"]
+    forced = params.clone(
+        allowed_token_ids=ids[-1:],
+        bad_words=[],
+        ignore_eos=True,
+        logit_bias=None,
+        stop_token_ids=[],
+        structured_outputs=None,
+    )
+    async with aclosing(run({**prompt, "prompt_token_ids": ids[:-1]}, forced)) as outputs:
+        async for output in outputs:
+            known = output.prompt_logprobs
+            last = output.outputs[0].logprobs
+            if known is not None and last:
+                known = [*known, last[0]]
+            yield replace(output, prompt_token_ids=ids, prompt_logprobs=known)
 
 
 async def _encode_all(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.frontend.text.detokenizer import (
     ByteDetokenizer,
@@ -29,7 +29,7 @@ class LogprobsFormatter:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
+        self._known: dict[int, tuple[str | None, bytes | None]] = {}
 
     def format(self, position: Logprobs, num_top: int | None) -> PositionLogprobs:
         """Return the token and the `num_top` most likely ones (-1: all), with their texts."""
@@ -38,13 +38,28 @@ class LogprobsFormatter:
         for i, token in enumerate(position.token_ids[:count]):
             if token not in out:
                 rank = position.rank if i == 0 else i
-                out[token] = Logprob(position.values[i], rank, self._text(token))
+                text, data = self.text_and_bytes(token)
+                out[token] = Logprob(position.values[i], rank, text, data)
         return out
 
-    def _text(self, token: int) -> str | None:
-        if self._tokenizer is not None and token not in self._texts:
-            self._texts[token] = self._tokenizer.decode([token])
-        return self._texts.get(token)
+    def text_and_bytes(self, token: int) -> tuple[str | None, bytes | None]:
+        """Return what a token adds to a text; None without a tokenizer."""
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._read(token)
+        return found
+
+    def _read(self, token: int) -> tuple[str | None, bytes | None]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return None, None
+        spell: Any = getattr(tokenizer, "token_bytes", None)
+        data: bytes = b"" if spell is None else spell(token)
+        if data:
+            return data.decode(errors="replace"), data
+        # a special token may add nothing
+        text = tokenizer.decode([token])
+        return text, text.encode(errors="replace")
 
 
 @dataclass(slots=True)
