@@ -152,7 +152,7 @@ def family(
         max_positions=max_positions,
         layers=(layer,) * facts.num_layers("decoder_layers"),
         norm=NORM if pre_norm else None,
-        tied_head="unless stored" if tied else False,
+        tied_head=tied,
         encoder=encoder,
         names=names,
         **table,

@@ -109,7 +109,7 @@ def _t5(
         max_positions=facts.num_positions("n_positions", 512),
         layers=(cross,) * facts.count("num_decoder_layers", count),
         norm=norm,
-        tied_head="unless stored",
+        tied_head=True,
         logit_scale=logit_scale,
         encoder=EncoderSpec(
             layers=(layer,) * count,

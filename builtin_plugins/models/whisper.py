@@ -52,7 +52,7 @@ def spec(hf_config: object) -> DecoderSpec:
         learned_positions=text_positions,
         layers=(decoder_layer,) * facts.num_layers("decoder_layers"),
         norm=NORM,
-        tied_head="unless stored",
+        tied_head=True,
         encoder=EncoderSpec(
             layers=(encoder_layer,) * facts.num_layers("encoder_layers"),
             norm=NORM,

@@ -148,6 +148,8 @@ class StageParts:
     """Makes a `Pending`; keywords: step, errors, rows."""
     ops: Any
     """Op implementations of the model (`BuildContext.ops`)."""
+    hf_config: Any = None
+    """`ModelSource.hf_config`."""
 
 
 class RunnerFrontend(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,8 @@ class SamplerContext:
     max_num_seqs: int
     max_model_len: int
     device: str
+    hf_config: Any = None
+    """`ModelSource.hf_config`."""
 
 
 class SampleRows:

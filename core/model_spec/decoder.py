@@ -83,8 +83,8 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     norm: NormSpec | None = field(default_factory=NormSpec)
     """Final norm, before the head."""
-    tied_head: bool | Literal["unless stored"] = False
-    """Whether the head is the embedding; "unless stored": only if the checkpoint has no head."""
+    tied_head: bool = False
+    """Whether the head is the embedding, unless the checkpoint stores a different one."""
     head_bias: bool = False
     embed_scale: float = 1.0
     embed_size: int = 0

@@ -123,6 +123,13 @@ class WeightNames:
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
     """Patterns of ignored tensors."""
 
+    @property
+    def base(self) -> str:
+        """First component of the embedding's, layers' and final norm's names, if they share one."""
+        own = {name.partition(".")[0] for name in (self.embed, self.layer, self.final_norm) if name}
+        nested = all("." in name for name in (self.embed, self.layer))
+        return f"{own.pop()}." if nested and len(own) == 1 else ""
+
     def layer_prefix(self, index: int) -> str:
         """Return the prefix of layer `index`."""
         return self.layer.format(*divmod(index, self.layers_within))

@@ -208,6 +208,7 @@ class Worker:
             self._device,
             PendingResult,
             self._ops,
+            self._source.hf_config,
         )
         stage: Stage = self._runner.stage(stage_parts)
         wrap = getattr(platform, "wrap", lambda model, sizes: model)

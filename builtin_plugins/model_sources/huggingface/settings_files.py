@@ -13,7 +13,7 @@ from core.api import ModelError
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises `ModelError` for an invalid file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{path} cannot be read as JSON: {error}. Restore it from the model's source."

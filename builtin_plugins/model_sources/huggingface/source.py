@@ -21,7 +21,7 @@ from builtin_plugins.model_sources.huggingface.settings_files import (
     quantization_of,
     read_json,
 )
-from builtin_plugins.model_sources.huggingface.tokens import check_tokens
+from builtin_plugins.model_sources.huggingface.tokens import check_tokens, read_token_rules
 from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
 from core.api.models import ModelSource
 
@@ -91,6 +91,8 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     stated |= {
         key: generation[key] for key in _STARTS if stated.get(key) is None and key in generation
     }
+    if config.model.generation_config != "vllm":
+        stated |= read_token_rules(generation, where)
     stated |= quantization_from_side_files(folder, stated)
     return ModelSource(
         name=name,

@@ -16,6 +16,8 @@ _FIELDS: Final = (
     "decoder_start_token_id",
     "forced_bos_token_id",
 )
+_RULES: Final = ("begin_suppress_tokens", "forced_eos_token_id", "suppress_tokens")
+"""Fields of generation_config.json that forbid or force tokens of every request."""
 NONE: Final = -1
 """Value for "no such token" in old files."""
 
@@ -59,3 +61,31 @@ def _outside(name: str, token: int, size: int) -> str:
         f"{name} is {token}, which is no token of the vocabulary: it has {size}, from 0 to "
         f"{size - 1}."
     )
+
+
+def read_token_rules(generation: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Return which tokens are forbidden or forced for every request.
+
+    Raises `ModelError` for values that are no token ids. As in transformers, an end token is no bad
+    word.
+    """
+    rules = {name: generation[name] for name in _RULES if generation.get(name) is not None}
+    for name, value in rules.items():
+        _check_ids(name, value if isinstance(value, list) else [value], where)
+    words = generation.get("bad_words_ids")
+    if words is None:
+        return rules
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
+        raise ModelError(
+            f"{where}: bad_words_ids: got {words!r:.100}; expected a list of lists of token ids."
+        )
+    for word in words:
+        _check_ids("bad_words_ids", word, where)
+    ends = generation.get("eos_token_id")
+    single = ends if isinstance(ends, list) else [ends]
+    return {**rules, "bad_words_ids": [word for word in words if word not in [[e] for e in single]]}
+
+
+def _check_ids(name: str, tokens: list[Any], where: Path) -> None:
+    if any(type(token) is not int for token in tokens):
+        raise ModelError(f"{where}: {name}: got {tokens!r:.100}; expected token ids. Correct it.")

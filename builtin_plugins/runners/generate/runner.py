@@ -69,6 +69,7 @@ class GenerateRunner:
             config.scheduler.max_num_seqs or 1,
             config.model.max_model_len or 1,
             parts.device,
+            parts.hf_config,
         )
         entries = logits_processors(config, registry) if parts.is_last else ()
         made = (registry.make(registered, context, config) for registered in entries)

@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -68,13 +68,14 @@ class SafetensorsLoader:
                 dense.name.partition(".")[0] for dense in source.sentence.dense
             ):
                 self._files += [(f"{name}.", path) for path in weight_files(folder / name)]
+        self._indices: dict[Path, Mapping[str, str]] = {}
         self.reading: Path | None = None
         """File that `tensors` is reading."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor), memory-mapped copy-on-write."""
         for prefix, path in self._files:
-            stored = read_header(path)
+            stored = self._stored(path)
             self.reading = path
             if not stored:
                 continue
@@ -85,11 +86,37 @@ class SafetensorsLoader:
     def headers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, meta tensor): names, dtypes and shapes only."""
         for prefix, path in self._files:
-            for tensor in read_header(path):
+            for tensor in self._stored(path):
                 yield (
                     prefix + tensor.name,
                     torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device="meta"),
                 )
+
+    def _stored(self, path: Path) -> list[Stored]:
+        """Return the tensors to read from a file: of a tensor in several files, the index decides
+        which one.
+        """
+        stored = read_header(path)
+        located = self._located(path.parent)
+        elsewhere = {
+            located[each.name] for each in stored if located.get(each.name, path.name) != path.name
+        }
+        if not elsewhere:
+            return stored
+        names = {
+            name: {each.name for each in read_header(path.parent / name)} for name in elsewhere
+        }
+        return [
+            each
+            for each in stored
+            if each.name not in names.get(located.get(each.name, path.name), ())
+        ]
+
+    def _located(self, folder: Path) -> Mapping[str, str]:
+        if folder not in self._indices:
+            index = folder / INDEX
+            self._indices[folder] = read_index(index) if index.is_file() else {}
+        return self._indices[folder]
 
     def total_bytes(self) -> int:
         """Return the bytes of all files."""
@@ -100,15 +127,8 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint. Raises `ModelError` for missing files."""
     index = folder / INDEX
     if index.is_file():
-        try:
-            shards = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-            outside = [name for name in shards if Path(name).name != name]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(
-                f"{index} is no index of weight files ({error!r}). Download it again."
-            ) from error
+        shards = sorted(set(read_index(index).values()))
+        outside = [name for name in shards if Path(name).name != name]
         if outside:
             raise ModelError(
                 f"{index} names weight files outside its folder; such a checkpoint is not read."
@@ -141,6 +161,20 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(
         f"{folder} holds no *.safetensors file. Download the weights, or use --load-format dummy."
     )
+
+
+def read_index(index: Path) -> Mapping[str, str]:
+    """Return the file of each tensor. Raises `ModelError` for a broken index."""
+    try:
+        located = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
+        if all(isinstance(name, str) for name in located.values()):
+            return dict(located)
+        error: Exception = TypeError("a file name is no text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as found:
+        error = found
+    raise ModelError(
+        f"{index} is no index of weight files ({error!r}). Download it again."
+    ) from error
 
 
 def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from core.models.layers.state import LayerCache
 
 
+TRAINING_HEADS: Final = "v_head.*"
+"""Value heads of reinforcement learning, which training tools store with the model."""
+
+
 class Decoder(nn.Module):
     """A decoder model without loaded weights; implements `core.contracts.Model`."""
 
@@ -43,6 +47,7 @@ class Decoder(nn.Module):
         self.weights = WeightMap(
             rename=names.rename,
             ignored=[*names.ignored, *_ignored_patterns(spec, self._own, context)],
+            base=names.base,
         )
         """Expected tensors; a multi-part model adds this map to its own (`WeightMap.add_map`)."""
         self.weights.after_load(self._complete)
@@ -275,10 +280,11 @@ class Decoder(nn.Module):
 
 
 def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> list[str]:
-    """Return patterns of tensors of other pipeline stages, and of a tied head."""
+    """Return patterns of tensors of other pipeline stages, and of heads that only training has."""
     names = spec.names
     stage = context.pipeline
-    others = [
+    others = [TRAINING_HEADS]
+    others += [
         f"{names.layer_prefix(index)}.*" for index in range(len(spec.layers)) if index not in own
     ]
     if not stage.is_first:
@@ -294,8 +300,6 @@ def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> l
         others += [f"{name}.*" for dense in head for name in (dense.name, dense.norm_name) if name]
     elif not spec.has_head:
         others += [f"{names.embed_out}.*", f"{names.head}.*"]
-    elif spec.tied_head is True:
-        others.append(f"{names.head}.weight")
     return others
 
 
@@ -406,7 +410,6 @@ def _make_head(
         weights,
         names.head,
         tied_to=tied_to,
-        unless_stored=spec.tied_head == "unless stored",
         bias=spec.head_bias,
         row=names.final_bias,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -124,12 +125,11 @@ class Head(nn.Module):
         prefix: str,
         *,
         tied_to: VocabWeight | None = None,
-        unless_stored: bool = False,
         bias: bool = False,
         row: str = "",
     ) -> None:
-        """`unless_stored`: tied only if the checkpoint has no head. `row`: name of an optional
-        bias.
+        """`tied_to`: the embedding, which is the head unless the checkpoint stores another one.
+        `row`: name of an optional bias.
         """
         super().__init__()
         self._vocab = vocab
@@ -146,20 +146,44 @@ class Head(nn.Module):
         self.rows: VocabWeight = tied_to or own(weights)
         self.parts = dict.fromkeys([prefix], *self.rows.parts.values())
         self.prefixes = {name: part.target for name, part in self.parts.items()}
-        apart = WeightMap()
-
-        def untie(tensor: torch.Tensor) -> None:
-            if not apart.shapes():
-                with torch.device(context.device):
-                    self.rows = own(apart)
-            apart.load([(f"{prefix}.weight", tensor)])
-
-        if unless_stored:
-            weights.add_alternative(f"{prefix}.weight", (vocab, hidden), untie, of=())
+        if tied_to is not None:
+            self._expect_stored(
+                tied_to, own, weights, (vocab, hidden), f"{prefix}.weight", context.device
+            )
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
         if bias or row:
             self._expect_bias(empty_parameter(vocab, dtype=context.dtype), weights, prefix, row)
+
+    def _expect_stored(
+        self,
+        tied_to: VocabWeight,
+        own: Callable[[WeightMap], VocabWeight],
+        weights: WeightMap,
+        shape: tuple[int, int],
+        name: str,
+        device: str,
+    ) -> None:
+        """Accept a stored head instead of the embedding; one that equals it is dropped."""
+        apart = WeightMap()
+
+        def untie(tensor: torch.Tensor) -> None:
+            nonlocal apart
+            if self.rows is tied_to:
+                apart = WeightMap()
+                with torch.device(device):
+                    self.rows = own(apart)
+            if name in apart.shapes():
+                apart.load([(name, tensor)])
+            else:  # a quantization method expects other tensors
+                self.rows = tied_to
+
+        def tie_equal() -> None:
+            if self.rows is not tied_to and _are_equal(self.rows, tied_to):
+                self.rows = tied_to
+
+        weights.add_alternative(name, shape, untie, of=())
+        weights.after_load(tie_equal)
 
     def _expect_bias(self, whole: nn.Parameter, weights: WeightMap, prefix: str, row: str) -> None:
         """Expect the bias of the whole vocabulary; zero without the optional tensor `row`."""
@@ -183,6 +207,16 @@ class Head(nn.Module):
             )
         logits = self._widen(self._group.all_gather(out)[:, : self._vocab])
         return logits if self.bias is None else logits + self.bias.float()
+
+
+def _are_equal(first: nn.Module, second: nn.Module) -> bool:
+    """Return whether two layers hold the same weights; without memory they count as equal."""
+    one = dict(first.named_parameters()) | dict(first.named_buffers())
+    other = dict(second.named_parameters()) | dict(second.named_buffers())
+    return one.keys() == other.keys() and all(
+        tensor.is_meta or (tensor.shape == other[name].shape and torch.equal(tensor, other[name]))
+        for name, tensor in one.items()
+    )
 
 
 class PerLayerInputs(nn.Module):

@@ -52,8 +52,13 @@ class WeightMap:
     """
 
     def __init__(
-        self, *, rename: Sequence[tuple[str, str]] = (), ignored: Sequence[str] = ()
+        self,
+        *,
+        rename: Sequence[tuple[str, str]] = (),
+        ignored: Sequence[str] = (),
+        base: str = "",
     ) -> None:
+        """`base` is a prefix that checkpoints of the model without its head leave out."""
         self.weights_version = 0
         """Number of loads; KV computed with an earlier version is stale."""
         self._slots: dict[str, WeightSlot] = {}
@@ -63,6 +68,7 @@ class WeightMap:
         self._after_load: list[Callable[[], None]] = []
         self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
         self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
+        self._base = base
 
     def add(
         self,
@@ -217,8 +223,12 @@ class WeightMap:
         if part is not None:
             below = self._maps[part]._name_of(name.removeprefix(part))
             return None if below is None else part + below
-        known = name in self._slots or name in self._alternatives
-        return None if not known and any(pattern.match(name) for pattern in self._ignored) else name
+        for full in (name, self._base + name):
+            if full in self._slots or full in self._alternatives:
+                return full
+            if any(pattern.match(full) for pattern in self._ignored):
+                return None
+        return name
 
     def _map_of(self, name: str) -> str | None:
         """Return the longest prefix with an inner map; None without one."""
