@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -68,7 +69,8 @@ class Batch:
             write(result)
 
         try:
-            for number, line in enumerate(lines, 1):
+            for number, text in enumerate(lines, 1):
+                line = text.removeprefix(BOM_UTF8)
                 if not line.strip():
                     continue
                 while in_flight and (

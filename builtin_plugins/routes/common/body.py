@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ def decode_json(body: bytes) -> Any:
 
     Raises `InvalidRequest` for invalid JSON, and names NaN and infinite numbers.
     """
+    body = body.removeprefix(BOM_UTF8)
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

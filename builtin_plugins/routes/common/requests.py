@@ -16,6 +16,7 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import release_body
 from builtin_plugins.routes.common.streams import (
     EventStream,
+    keep_alive_s,
     wait_for_first,
     while_connected,
 )
@@ -137,6 +138,7 @@ async def respond(
 
     async def started() -> EventStream:
         made = await prepared()
-        return EventStream(await wait_for_first(events(made)), headers(made))
+        begun = await wait_for_first(events(made), keep_alive_s(request.scope))
+        return EventStream(begun, headers(made))
 
     return await while_connected(request, started() if stream else body())

@@ -18,11 +18,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""Comment of a stream without news, for proxies that close silent connections."""
 
 
 def event(data: Any) -> bytes:
@@ -96,8 +98,13 @@ class EventStream:
         """Send all events; the server reports their exceptions to the client."""
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        interval_s = keep_alive_s(scope)
+        if interval_s:
+            sending = self._send_alive(scope, send, interval_s)
+        else:
+            sending = self._send_all(scope, send)
         try:
-            await _while_connected(receive, self._send_all(scope, send))
+            await _while_connected(receive, sending)
         except ClientDisconnected:
             pass
         finally:
@@ -115,6 +122,44 @@ class EventStream:
             else:
                 writer.write(data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_alive(self, scope: Scope, send: Send, interval_s: float) -> None:
+        """Send all events, and a comment after each interval without one."""
+        num_sent = 0
+        is_sending = False
+
+        async def counted(message: Message) -> None:
+            nonlocal num_sent, is_sending
+            num_sent += 1
+            is_sending = True
+            try:
+                await send(message)
+            finally:
+                is_sending = False
+
+        async def keep_alive() -> None:
+            writer = scope.get("state", {}).get("direct_writer")
+            seen = -1
+            if (
+                isinstance(self._events, StartedStream) and self._events.is_waiting
+            ):  # the interval has passed before the first event
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            while True:
+                await asyncio.sleep(interval_s)
+                count = num_sent if writer is None else writer.num_writes
+                if count == seen and writer is not None and not writer.must_wait:
+                    writer.write(KEEP_ALIVE)
+                elif count == seen and writer is None and not is_sending:
+                    await counted(
+                        {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
+                    )
+                seen = num_sent if writer is None else writer.num_writes
+
+        alive = asyncio.ensure_future(keep_alive())
+        try:
+            await self._send_all(scope, counted)
+        finally:
+            alive.cancel()
 
 
 class ClientDisconnected(HTTPException):
@@ -151,32 +196,70 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def wait_for_first(stream: AsyncGenerator[T]) -> StartedStream[T]:
-    """Wait for the first item, so that an error precedes the headers; return the whole stream."""
+def keep_alive_s(scope: Scope) -> float:
+    """Return the interval of keep-alive comments in seconds; 0: none."""
+    return float(scope.get("state", {}).get("sse_keep_alive_s", 0.0))
+
+
+async def wait_for_first(stream: AsyncGenerator[T], within_s: float = 0.0) -> StartedStream[T]:
+    """Wait for the first item, so that an error precedes the headers; return the whole stream.
+
+    With `within_s`, the wait ends after that many seconds; later errors come in the stream.
+    """
+    if not within_s:
+        try:
+            return StartedStream([await anext(stream)], stream)
+        except StopAsyncIteration:
+            return StartedStream([], stream)
+    first = asyncio.ensure_future(_next(stream))
     try:
-        return StartedStream([await anext(stream)], stream)
-    except StopAsyncIteration:
-        return StartedStream([], stream)
+        await asyncio.wait({first}, timeout=within_s)
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    if first.done():
+        return StartedStream(first.result(), stream)
+    return StartedStream([], stream, first)
 
 
 class StartedStream(Generic[T]):
     """A stream with its first item read; later items come from the stream without overhead."""
 
-    def __init__(self, first: list[T], rest: AsyncGenerator[T]) -> None:
+    def __init__(
+        self,
+        first: list[T],
+        rest: AsyncGenerator[T],
+        pending: asyncio.Future[list[T]] | None = None,
+    ) -> None:
+        """`pending` is the first item, if it has not come yet."""
         self._first = first
         self._rest = rest
+        self._pending = pending
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the first item has not come yet."""
+        return self._pending is not None and not self._pending.done()
 
     def __aiter__(self) -> StartedStream[T]:
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        return self._first_item() if self._first else anext(self._rest)
+        return self._first_item() if self._first or self._pending else anext(self._rest)
 
     async def _first_item(self) -> T:
+        if self._pending is not None:
+            self._first = await self._pending
+            self._pending = None
+        if not self._first:
+            raise StopAsyncIteration
         return self._first.pop()
 
     async def aclose(self) -> None:
         """Close the stream."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
         await self._rest.aclose()
 
 

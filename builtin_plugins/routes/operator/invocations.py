@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builtin_plugins.routes.common.body import MAX_CONTEXTS, read_body
+from builtin_plugins.routes.common.body import MAX_CONTEXTS, decode_json, read_body
 from builtin_plugins.routes.common.json_limits import check_json_size, limits_for
 from core.api import EngineConfig, InvalidRequest
 from core.api.serving import ServedEngine
@@ -61,12 +60,9 @@ class InvocationRoutes:
         """Forward the body to its route."""
         body = await read_body(request)
         await check_json_size(body, limits_for(MAX_CONTEXTS * self._engine.max_model_len))
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(
-                "body", "must be a JSON object with the fields of a request."
-            ) from error
+        fields = decode_json(body)
+        if not isinstance(fields, dict):
+            raise InvalidRequest("body", "must be a JSON object with the fields of a request.")
         return _Forwarded(self._path(fields), body)
 
     def _path(self, names: Mapping[str, Any]) -> str:

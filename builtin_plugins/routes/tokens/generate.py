@@ -30,6 +30,7 @@ from builtin_plugins.routes.common.streams import (
     DONE,
     EventStream,
     event,
+    keep_alive_s,
     wait_for_first,
     while_connected,
 )
@@ -131,7 +132,10 @@ class TokenRoutes:
                     headers=parsed.headers,
                 )
             events = await while_connected(
-                request, wait_for_first(self._events(head, parsed.fields, sampling, run))
+                request,
+                wait_for_first(
+                    self._events(head, parsed.fields, sampling, run), keep_alive_s(request.scope)
+                ),
             )
         except InvalidRequest as error:
             raise with_client_field(

@@ -51,7 +51,7 @@ class WriteBatch:
 class DirectWriter:
     """Writer of one answer; its chunks come between the messages of uvicorn's `cycle`."""
 
-    __slots__ = ("_batch", "_cycle", "_flow", "_pending", "_write")
+    __slots__ = ("_batch", "_cycle", "_flow", "_pending", "_write", "num_writes")
 
     def __init__(self, cycle: Any, batch: WriteBatch) -> None:
         self._cycle = cycle
@@ -60,6 +60,8 @@ class DirectWriter:
         self._batch = batch
         self._pending = b""
         """Data to write before anything else."""
+        self.num_writes = 0
+        """Number of chunks written so far."""
 
     @property
     def must_wait(self) -> bool:
@@ -80,6 +82,7 @@ class DirectWriter:
             data = self._pending + data
             self._pending = b""
         if data and not self._cycle.disconnected:  # an empty chunk would end the answer
+            self.num_writes += 1
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def flush(self) -> None:

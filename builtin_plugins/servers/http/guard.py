@@ -94,6 +94,7 @@ class Guard:
         reservation = self._body_limiter.open(self._name(scope))
         scope["state"]["release_body"] = reservation.release
         scope["state"]["body_parsing"] = self._body_parsing
+        scope["state"]["sse_keep_alive_s"] = self._limits.sse_keep_alive_s
         scope["state"]["describe"] = partial(self._describe, scope)
         scope["state"]["template"] = template
         counted = scope["path"] not in self._public
@@ -170,6 +171,14 @@ class Guard:
                 401,
                 "no valid API key: send `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
                 headers={"WWW-Authenticate": "Bearer"},
+            )
+        encoding = _header(scope, b"content-encoding").strip().lower()
+        if encoding not in (b"", b"identity"):
+            raise HTTPException(
+                415,
+                f"Content-Encoding: got {encoding[:40].decode('latin-1')}; expected none. Send the "
+                "body uncompressed.",
+                headers={"Accept-Encoding": "identity"},
             )
         if self.activity.draining:
             detail = {

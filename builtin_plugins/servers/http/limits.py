@@ -42,6 +42,8 @@ class Limits:
     """Further connections for probes."""
     keep_alive_s: float = 75.0
     """Idle time between two requests, in seconds."""
+    sse_keep_alive_s: float = 0.0
+    """Interval of comments in a silent event stream, in seconds; 0: none."""
     bytes_in_flight: int = 256 * MIB
     """Largest size of all bodies not yet submitted to the engine."""
     client_bytes: int = 64 * MIB
@@ -67,6 +69,7 @@ class Limits:
             connections=connections,
             spare_connections=spare,
             keep_alive_s=options.get("timeout_keep_alive", 75.0),
+            sse_keep_alive_s=options.get("sse_keep_alive_interval", 0.0),
             bytes_in_flight=in_flight,
             client_bytes=max(in_flight // 4, request_bytes) if of_client is None else of_client,
         )

@@ -172,6 +172,13 @@ def _connection_limits() -> list[Option]:
             "Seconds a connection may be idle between two requests.",
         ),
         Option(
+            "sse_keep_alive_interval",
+            Annotated[float, Range(0, YEAR_S)],
+            0.0,
+            "Seconds after which a silent event stream gets a comment, so that proxies keep it "
+            "open; 0: none.",
+        ),
+        Option(
             "max_bytes_in_flight",
             Annotated[int, Range(1, 1 << 44)] | None,
             None,

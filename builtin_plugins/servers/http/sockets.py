@@ -130,9 +130,10 @@ def _listen_on(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port} does not exist; use 1 to 65535, or 0 for a free one.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()  # all addresses: those of IPv4, too
     try:
         listener = socket.create_server(
-            (host, port), family=family, backlog=BACKLOG, reuse_port=False
+            (host, port), family=family, backlog=BACKLOG, reuse_port=False, dualstack_ipv6=both
         )
         # Each connection inherits it; asyncio sets it only for its own sockets. Without it every
         # second write, such as a body after its head, waits 40 ms or more for an acknowledgement.

@@ -225,3 +225,9 @@ def test_failed_upload_keeps_the_results(tmp_path: Path) -> None:
         opened("http://127.0.0.1:9/requests"),
     ):
         pass
+
+
+def test_byte_order_mark_of_the_file_is_skipped() -> None:
+    found, _ = results_of(b"\xef\xbb\xbf" + line("a"), line("b"))
+    assert [result["custom_id"] for result in found] == ["a", "b"]
+    assert [result["error"] for result in found] == [None, None]
