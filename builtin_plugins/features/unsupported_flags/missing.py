@@ -192,7 +192,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "enable_moe_shared_loras": (bool, False),
         "max_lora_cls_labels": (Number, None),
     },
-    "Keep-alive comments of streams": {"sse_keep_alive_interval": (int, 0)},
     "System fingerprints in answers": {
         "fingerprint_mode": (str, "full"),
         "fingerprint_value": (Text, None),
