@@ -27,7 +27,6 @@ from builtin_plugins.features.structured_outputs.reasoning_tracker import (
 )
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary, read_vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import MAX_THREADS, XGrammar
-from builtin_plugins.grammar_backends.xgrammar.schema import with_patterns
 from core.testing.byte_tokenizer import ByteTokenizer
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -165,7 +164,7 @@ def measure(name: str, vocabulary: Vocabulary, rounds: int) -> None:
         stop_token_ids=list(vocabulary.end_ids),
     )
     direct = xgrammar.GrammarCompiler(info, max_threads=MAX_THREADS, cache_enabled=False)
-    schema = json.dumps(with_patterns(SCHEMAS[name]))
+    schema = json.dumps(SCHEMAS[name])
     compile_ = in_turns(
         min(rounds, 9),
         lambda: backend.compile(constraint),

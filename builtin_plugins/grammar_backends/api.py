@@ -1,6 +1,7 @@
 """Public API of grammar backends, with the promises of `core.api`.
 
-The contract, the bytes of a vocabulary, and what libraries ignore in a JSON schema.
+The contract, the bytes of a vocabulary, which schemas can be held exactly, and what libraries
+ignore in a schema.
 """
 
 from builtin_plugins.grammar_backends.contract import (
@@ -16,6 +17,11 @@ from builtin_plugins.grammar_backends.json_schema import (
     schema_parts,
     unsupported_keyword,
 )
+from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+from builtin_plugins.grammar_backends.schema_compiler.enforceable import (
+    check_schema,
+    enforceable,
+)
 from builtin_plugins.grammar_backends.vocabulary import read_vocabulary
 
 __all__ = [
@@ -23,8 +29,11 @@ __all__ = [
     "Grammar",
     "GrammarBackend",
     "GrammarState",
+    "UnsupportedSchemaError",
     "Vocabulary",
+    "check_schema",
     "constraint_of",
+    "enforceable",
     "ignored_keyword",
     "read_vocabulary",
     "schema_parts",

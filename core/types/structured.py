@@ -103,7 +103,7 @@ def _check_json(field: str, value: Any) -> None:
             open_ += [(inner, depth + 1) for inner in item.values()]
         elif isinstance(item, (list, tuple)):
             open_ += [(inner, depth + 1) for inner in item]
-        elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+        elif isinstance(item, int) and not -(2**63) <= item < 2**64:
             raise InvalidRequest(field, "holds a number that does not fit 64 bits.")
         _check_length(field, size, MAX_CHARS)
 

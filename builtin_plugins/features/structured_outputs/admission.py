@@ -19,12 +19,14 @@ from builtin_plugins.features.structured_outputs.messages import NAME, Outcome
 from builtin_plugins.features.structured_outputs.resources import backend_names
 from builtin_plugins.features.structured_outputs.settings import (
     AMBIGUITY_TOLERANT,
+    EXACT,
     StructuredOutputsConfig,
 )
 from builtin_plugins.grammar_backends.api import Constraint, constraint_of
 from core.api import ConfigError, EngineConfig, InvalidRequest, Registry, SamplingParams
 
 _ANY: Final = "auto"
+_EXACT_KINDS: Final = ("json", "json_object", "regex", "choice")
 _decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
@@ -99,6 +101,8 @@ class Admission:
 def _fit(constraint: Constraint, names: list[str]) -> list[str]:
     """Return the backends to try for a constraint, in order. Raises `InvalidRequest` for none."""
     field = f"structured_outputs.{constraint.kind}"
+    if names[:1] and names[0] in EXACT and constraint.kind in _EXACT_KINDS:
+        return names[:1]
     ref = None
     if constraint.kind in ("json", "structural_tag"):
         ref = remote_reference(constraint.text)

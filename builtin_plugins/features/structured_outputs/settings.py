@@ -15,8 +15,10 @@ BACKENDS = {
 """Backend entries by vLLM's names."""
 AMBIGUITY_TOLERANT = frozenset(["llguidance"])
 """Backends that follow all parses of a text at once, so ambiguity costs nothing."""
+EXACT = frozenset(["llguidance"])
+"""Backends that hold schemas, regexes and choices exactly or refuse them: no other backend, which
+may ignore what they refuse, is tried then."""
 DISTRIBUTIONS = {
-    "llguidance": "engine-llguidance",
     "outlines_core": "engine-outlines-core",
     "lm_format_enforcer": "engine-lm-format-enforcer",
 }

@@ -16,7 +16,7 @@ from builtin_plugins.grammar_backends.xgrammar.schema import (
     token_ids,
     unserved,
     unserved_in_tag,
-    with_patterns,
+    unserved_regex,
 )
 from core.api import InvalidRequest
 
@@ -61,10 +61,11 @@ class XGrammar:
         read = {
             "json": lambda text: unserved(json.loads(text)),
             "structural_tag": unserved_in_tag,
+            "regex": unserved_regex,
         }.get(constraint.kind)
         if read is not None and (what := read(constraint.text)) is not None:
             raise InvalidRequest(
-                field, f"xgrammar does not support {what}. Remove it from the schema."
+                field, f"xgrammar does not support {what}. Remove it, or use the backend guidance."
             )
         try:
             _grammar(constraint)
@@ -193,9 +194,7 @@ def _tag(constraint: Constraint) -> str:
 
 
 def _of_schema(schema: str, any_whitespace: bool) -> Any:
-    return xgrammar.Grammar.from_json_schema(
-        with_patterns(json.loads(schema)), any_whitespace=any_whitespace
-    )
+    return xgrammar.Grammar.from_json_schema(schema, any_whitespace=any_whitespace)
 
 
 def _choice_rule(choices: list[str]) -> str:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from typing import Any, Final
 
 from builtin_plugins.grammar_backends.json_schema import ignored_keyword, schema_parts
+from builtin_plugins.grammar_backends.languages.expressions import And, plain
+from builtin_plugins.grammar_backends.languages.regex_parser import RegexError, parse
 
-_BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_DAY: Final = "(0[1-9]|1[0-9]|2[0-8])"
-_FORMATS: Final[Mapping[str, str]] = {
-    "date": f"^[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}"
-    "|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)$",
-    "ipv4": rf"^{_BYTE}(\.{_BYTE}){{3}}$",
-}
-"""Patterns of formats for which xgrammar allows invalid values: 30 February, 01.02.03.04."""
 _UNSERVED: Final = (
     "not",
     "if",
@@ -28,7 +21,18 @@ _UNSERVED: Final = (
     "maxContains",
     "$dynamicRef",
     "$recursiveRef",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
 )
+"""Keywords that xgrammar ignores, or holds for texts without escapes only."""
 
 
 def unserved(schema: Any) -> str | None:
@@ -40,27 +44,15 @@ def unserved(schema: Any) -> str | None:
     return None
 
 
-def with_patterns(schema: Any) -> Any:
-    """Return the schema with patterns instead of string length bounds and loose formats.
-
-    xgrammar 0.2.8 allows raw control characters in such strings, which JSON forbids, but not in
-    patterns. Patterns also compile much faster.
-    """
-    schema = deepcopy(schema)
-    for part in schema_parts(schema):
-        if part.get("format") in _FORMATS and "pattern" not in part:
-            part["pattern"] = _FORMATS[part.pop("format")]
-        low = part.get("minLength", 0)
-        high = part.get("maxLength", "")
-        if (
-            (low or high != "")
-            and "string" in part.get("type", ())
-            and not {"pattern", "format"} & {*part}
-        ):
-            for name in {"minLength", "maxLength"} & {*part}:
-                del part[name]
-            part["pattern"] = rf'^[^\x00-\x1f"\\]{{{low},{high}}}$'
-    return schema
+def unserved_regex(text: str) -> str | None:
+    """Return why xgrammar would read a regex differently; None if it would not."""
+    try:
+        tree = parse(text)
+    except RegexError as error:
+        return f"the regex, which {error}"
+    expr = plain(tree, starts=True, ends=True)
+    is_simple = expr is not None and not isinstance(expr, And)
+    return None if is_simple else "lookarounds or anchors inside a regex"
 
 
 def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
@@ -71,8 +63,6 @@ def _unserved_here(part: Mapping[str, Any], whole: Any) -> str | None:
         return "uniqueItems"
     if "multipleOf" in part and (part.get("type") != "integer" or {*part} & {"minimum", "maximum"}):
         return "multipleOf, but for integers without a range"
-    if {"pattern", "format"} & {*part} and {"minLength", "maxLength"} & {*part}:
-        return "minLength and maxLength together with pattern or format"
     if len(part.get("allOf", ())) > 1:
         return "allOf of several schemas"
     if (what := ignored_keyword(part)) is not None:

@@ -25,6 +25,8 @@ class Conversation:
     """Tools as `{"type": "function", "function": {"name", "description", "parameters"}}`."""
     tool_choice: Any = None
     """`none`, `auto`, `required` or `{"type": "function", "function": {"name"}}`; None: `auto`."""
+    enforced_tools: list[dict[str, Any]] | None = None
+    """Tools of a forced call, with schemas that can be held; None: those of `tools`."""
     parallel_tool_calls: bool = True
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters by name, including `response_format` and `structured_outputs`."""

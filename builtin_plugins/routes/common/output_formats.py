@@ -152,7 +152,9 @@ class OutputFormats:
     def constraint(self, conversation: Conversation) -> dict[str, Any]:
         """Return the sampling parameters of a forced call, or of a form next to free calls."""
         form = forced_call_constraint(
-            conversation.tools,
+            conversation.tools
+            if conversation.enforced_tools is None
+            else conversation.enforced_tools,
             conversation.tool_choice,
             self.tools,
             self.special,

@@ -27,6 +27,7 @@ from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFo
 from builtin_plugins.routes.common.requests import raise_on_error
 from builtin_plugins.routes.common.sampling import sampling_params
 from builtin_plugins.routes.common.thinking import ThinkingChoice
+from builtin_plugins.routes.common.tool_schemas import enforced_tools
 from core.api import CompletionOutput, InvalidRequest, RequestFailed, RequestOutput, SamplingParams
 from core.api.serving import ServedEngine
 
@@ -70,6 +71,7 @@ class ChatPipeline:
     async def prepare(self, conversation: Conversation) -> PreparedChat:
         """Check and render a conversation. Raises `InvalidRequest`."""
         self._formats.check(conversation)
+        unenforced = await _enforce_tools(conversation)
         thinking = await self._choose_thinking(conversation)
         sampling = self._sampling(conversation)
         text, ids = await self._render(conversation, keep=sampling.truncate_prompt_tokens)
@@ -86,7 +88,7 @@ class ChatPipeline:
             self._formats.answer_formats(conversation, text, sampling, thinking.parser_kwargs),
             None if conversation.parallel_tool_calls else 1,
             conversation.beams,
-            thinking.ignored,
+            (*thinking.ignored, *unenforced),
         )
 
     async def count(self, conversation: Conversation) -> int:
@@ -161,6 +163,17 @@ class ChatPipeline:
         if conversation.add_special_tokens:
             ids = await self._engine.tokenize(text, True, keep=keep, client=conversation.client)
         return text, ids
+
+
+async def _enforce_tools(conversation: Conversation) -> tuple[str, ...]:
+    """Find what forced calls can be held to; return the paths of what they are not held to."""
+    choice = conversation.tool_choice
+    if not conversation.tools or choice in (None, "none", "auto"):
+        return ()
+    conversation.enforced_tools, ignored = await asyncio.to_thread(
+        enforced_tools, conversation.tools, choice
+    )
+    return ignored
 
 
 class AnswerStream:

@@ -64,10 +64,11 @@ def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")
-    if parameters is not None and parameters.get("type", "object") != "object":
+    kind = "object" if parameters is None else parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise InvalidRequest(
             f"{field}.function.parameters.type",
-            f"must be 'object', not {parameters['type']!r:.80}.",
+            f"must be 'object', not {kind!r:.80}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Backends in `plugins/` pass the conformance suite if installed; `auto` falls back to them."""
+"""Backends in `plugins/` pass the conformance suite if installed; `auto` chooses the exact one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from core.types.structured import StructuredOutputsParams
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 LIBRARIES = {
-    "engine_llguidance": "llguidance",
     "engine_outlines_core": "outlines_core",
     "engine_lm_format_enforcer": "lmformatenforcer",
 }
@@ -37,7 +36,7 @@ def test_distribution_passes_conformance_suite(case: conformance.Case) -> None:
 
 
 def admitted(
-    schema: dict[str, object], whitespace_pattern: str | None = None, **settings: object
+    schema: dict[str, Any], whitespace_pattern: str | None = None, **settings: object
 ) -> str:
     """Return the backend that serves a schema. Raises the first rejection if none does."""
     from builtin_plugins.features.structured_outputs.admission import Admission
@@ -51,7 +50,7 @@ def admitted(
     from builtin_plugins.features.structured_outputs.resources import GrammarResources
 
     pytest.importorskip("xgrammar")
-    registry = load_plan(make_plan(["none", "grammar_xgrammar", "engine_llguidance.plugin"]))
+    registry = load_plan(make_plan(["none", "grammar_xgrammar", "grammar_llguidance"]))
     config = EngineConfig(options={"structured_outputs_config": settings})
     admission = Admission(config, registry, GrammarProcessPool(config, registry))
     params = SamplingParams(
@@ -73,24 +72,22 @@ def admitted(
     return reply.backend
 
 
-needs_llguidance = pytest.mark.skipif(
-    "engine_llguidance" not in PRESENT, reason="llguidance is not installed"
-)
-
-
-@needs_llguidance
-def test_auto_chooses_the_first_backend_that_supports_the_schema() -> None:
-    assert admitted({"type": "integer"}) == "xgrammar"
+def test_auto_chooses_the_exact_backend() -> None:
+    assert admitted({"type": "integer"}) == "llguidance"
     assert admitted({"type": "number", "multipleOf": 3}) == "llguidance"
 
 
-@needs_llguidance
-def test_first_rejection_stands_without_fallback() -> None:
+@pytest.mark.parametrize("disable_fallback", [True, False])
+def test_rejection_by_the_exact_backend_is_final(disable_fallback: bool) -> None:
+    with pytest.raises(InvalidRequest, match="uniqueItems of more than 8 possible values"):
+        admitted({"type": "array", "uniqueItems": True}, disable_fallback=disable_fallback)
+
+
+def test_selected_backend_rejects_what_it_does_not_hold() -> None:
     with pytest.raises(InvalidRequest, match="xgrammar does not support multipleOf"):
-        admitted({"type": "number", "multipleOf": 3}, disable_fallback=True)
+        admitted({"type": "number", "multipleOf": 3}, backend="xgrammar")
 
 
-@needs_llguidance
 def test_vllm_backend_names_are_accepted() -> None:
     assert (
         admitted({"type": "integer"}, backend="guidance", disable_any_whitespace=True)
@@ -105,7 +102,6 @@ def test_constraint_is_its_own_cache_key() -> None:
     )
 
 
-@needs_llguidance
 def test_ambiguous_constraints_go_to_a_tolerant_backend() -> None:
     schema: dict[str, object] = {"type": "string", "pattern": "^(a*)*$"}
     assert admitted(schema) == "llguidance"

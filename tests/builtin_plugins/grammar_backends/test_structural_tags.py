@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
+from builtin_plugins.grammar_backends.llguidance.backend import LLGuidance
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
 from core.api import InvalidRequest
 from tests.builtin_plugins.grammar_backends.test_distributions import PRESENT
 
 VOCABULARY = Vocabulary((*(bytes([i]) for i in range(256)), b""), (256,))
-BACKENDS: dict[str, Any] = {"xgrammar": XGrammar} | {
+BACKENDS: dict[str, Any] = {"xgrammar": XGrammar, "llguidance": LLGuidance} | {
     module: getattr(import_module(f"{module}.backend"), name)
-    for module, name in (
-        ("engine_llguidance", "LLGuidance"),
-        ("engine_outlines_core", "OutlinesCore"),
-    )
+    for module, name in (("engine_outlines_core", "OutlinesCore"),)
     if module in PRESENT
 }
 NUMBER = {
@@ -55,7 +53,7 @@ def test_calls_between_tags_follow_their_schema(name: str) -> None:
     constraint = tag({"type": "sequence", "elements": [CALL, more]})
     BACKENDS[name].check(constraint)
     grammar = BACKENDS[name](VOCABULARY).compile(constraint)
-    spaced = {"engine_outlines_core": "", "engine_llguidance": ""}.get(name, " ")
+    spaced = {"engine_outlines_core": ""}.get(name, " ")
     one = f'<f>{{"n":{spaced}12}}</f>'
     for text in (one,) if name == "engine_outlines_core" else (one, f"{one};{one}"):
         assert grammar.start().replay([*text.encode(), 256])
@@ -72,5 +70,5 @@ def test_unsupported_schemas_in_tags_are_rejected(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"xgrammar"}))
 def test_free_text_between_tags_is_rejected(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"any_text.* use xgrammar"):
+    with pytest.raises(InvalidRequest, match="any_text"):
         BACKENDS[name].check(tag({"type": "any_text"}))

@@ -107,7 +107,7 @@ def test_preempted_requests_resume_in_their_grammar(llm: LLM, open_llm: Callable
         ({"json": {"type": "objekt"}}, "structured_outputs.json: .*objekt"),
         ({"json": {"not": {}}}, "structured_outputs.json: xgrammar does not support not"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-        ({"regex": "("}, "structured_outputs.regex: .*parenthesis"),
+        ({"regex": "("}, "structured_outputs.regex: .*unclosed group"),
         ({"grammar": "nonsense"}, "structured_outputs.grammar: "),
         (
             {"regex": "((((a)*)*)*)*"},
@@ -135,7 +135,7 @@ def test_unsupported_constraints_are_rejected(
             "The backend 'lm-format-enforcer' is installed separately: "
             "`pip install plugins/engine-lm-",
         ),
-        ("nope", "unknown grammar backend 'nope'; available: xgrammar\\.$"),
+        ("nope", "unknown grammar backend 'nope'; available: llguidance, xgrammar\\.$"),
     ],
 )
 def test_missing_backend_names_its_distribution(

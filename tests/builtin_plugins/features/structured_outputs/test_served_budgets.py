@@ -103,9 +103,10 @@ def test_api_process_loads_neither_torch_nor_a_grammar_library() -> None:
         ]
         (engine,) = [pid for pid in children(parent) if not named(pid).startswith("engine-")]
         (grammars,) = [pid for pid in children(engine) if named(pid) == "engine-grammars"]
-        assert [name for name in ("libtorch", "xgrammar") if name in maps(server)] == []
-        assert [name for name in ("libtorch", "xgrammar") if name in maps(engine)] == ["libtorch"]
-        assert "xgrammar" in maps(grammars)
+        names = ("libtorch", "xgrammar", "llguidance")
+        assert [name for name in names if name in maps(server)] == []
+        assert [name for name in names if name in maps(engine)] == ["libtorch"]
+        assert "llguidance" in maps(grammars)
 
 
 def named(pid: int) -> str:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
+from builtin_plugins.grammar_backends.languages.terminals import Terminals, TooLargeError
+from builtin_plugins.grammar_backends.llguidance.tags import Tags, regex_terminal
+from builtin_plugins.grammar_backends.schema_compiler.compiler import (
+    COMPACT,
+    Layout,
+    SchemaCompiler,
+)
 from core.api import InvalidRequest
-from engine_llguidance.schema import Tags, closed
 
-_FORMATS: dict[str, Any] = {"regex": "regex", "choice": "choice", "grammar": "grammar"}
-_MARK = b"\xff"
+_OPTIONS: Final = '%llguidance {"no_forcing": true}'
+"""Masks allow all tokens that continue a valid text, not only those that a tokenizer would choose."""
+_MARK: Final = b"\xff"
 """First byte of names of tokens without text, as the library requires."""
+_LIMITS: Final = llguidance.LLParserLimits(
+    initial_lexer_fuel=20_000_000, step_lexer_fuel=2_000_000, max_grammar_size=2_000_000
+)
+"""Above the library's defaults; the CPU and memory of each grammar process are bounded too."""
 
 
 class LLGuidance:
@@ -33,15 +45,17 @@ class LLGuidance:
 
     @staticmethod
     def check(constraint: Constraint) -> None:
-        """Parse the constraint with the library."""
+        """Compile the constraint to a grammar, and let the library read it."""
         field = f"structured_outputs.{constraint.kind}"
         try:
-            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint))
+            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint), limits=_LIMITS)
+        except TooLargeError:
+            message = "is too complex"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            message = str(error)
+            message = str(error) or type(error).__name__
         if message:
-            text = message.strip()[:500]
-            raise InvalidRequest(field, f"is not supported by llguidance: {text}")
+            text = message.strip()[:500].rstrip(".")
+            raise InvalidRequest(field, f"cannot be held: {text}.")
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Compile the grammar."""
@@ -55,7 +69,7 @@ class Compiled:
         self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]
     ) -> None:
         self.memory_bytes = 64 * len(grammar) + (1 << 16)
-        self._first = llguidance.LLMatcher(tokenizer, grammar)
+        self._first = llguidance.LLMatcher(tokenizer, grammar, limits=_LIMITS)
         if self._first.is_error():
             raise ValueError(self._first.get_error())
         self._ends = ends
@@ -151,18 +165,38 @@ class _Tokens:
         return ids
 
 
+@lru_cache(maxsize=4)
 def _grammar(constraint: Constraint) -> str:
-    if constraint.kind in _FORMATS:
-        return str(llguidance.grammar_from(_FORMATS[constraint.kind], constraint.text))
-    how: Any = {"whitespace_flexible": constraint.any_whitespace, "lenient": False}
-    if constraint.whitespace_pattern is not None:
-        how["whitespace_pattern"] = constraint.whitespace_pattern
+    """Return the grammar of a constraint; `check` and `compile` share it."""
+    if constraint.kind == "grammar":
+        if "::=" in constraint.text:
+            raise ValueError("reads Lark grammars (with `:`), not EBNF with `::=`")
+        return str(llguidance.grammar_from("grammar", constraint.text))
+    return str(llguidance.grammar_from("lark", f"{_OPTIONS}\n{_lark(constraint)}"))
+
+
+def _lark(constraint: Constraint) -> str:
+    if constraint.kind == "regex":
+        terminals = Terminals()
+        return _start(terminals, regex_terminal(terminals, constraint.text))
+    compiler = SchemaCompiler(_layout(constraint), closes=True)
     if constraint.kind == "structural_tag":
-        tags = Tags(lambda schema: {**closed(schema), "x-guidance": how})
-        return str(llguidance.grammar_from("lark", tags.grammar(constraint.text)))
-    schema: Any = (
-        {"type": "object"}
-        if constraint.kind == "json_object"
-        else closed(json.loads(constraint.text))
-    )
-    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=how))
+        return Tags(compiler).grammar(constraint.text)
+    if constraint.kind == "choice":
+        terminals = Terminals()
+        texts = [terminals.literal(text) for text in json.loads(constraint.text)]
+        return _start(terminals, terminals.alt(*texts))
+    if constraint.kind == "json_object":
+        return compiler.grammar(compiler.add({"type": "object"}))
+    return compiler.grammar(compiler.add(json.loads(constraint.text)))
+
+
+def _start(terminals: Terminals, part: int) -> str:
+    return "\n".join([f"start: {terminals.name(part)}", *terminals.lines])
+
+
+def _layout(constraint: Constraint) -> Layout:
+    if constraint.whitespace_pattern is not None:
+        blank = f"(?:{constraint.whitespace_pattern})" if constraint.whitespace_pattern else ""
+        return Layout(blank, blank)
+    return Layout() if constraint.any_whitespace else COMPACT

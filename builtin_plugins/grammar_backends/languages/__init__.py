@@ -1,0 +1,1 @@
+"""Regular languages over Unicode text: character sets, automata, ECMA-262 regexes."""

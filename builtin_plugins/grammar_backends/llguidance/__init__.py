@@ -1,0 +1,1 @@
+"""Grammars by the llguidance library, which get their meaning from `json_schema`."""

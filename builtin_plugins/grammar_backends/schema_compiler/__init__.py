@@ -1,0 +1,1 @@
+"""JSON Schema compiled to grammars that allow exactly the valid texts."""

@@ -1,0 +1,56 @@
+"""The part of a JSON schema that a grammar can hold, and what is left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, Final
+
+from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
+from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+
+_MAX_REMOVED: Final = 16
+"""Maximum number of keywords to leave out one by one; beyond that, any object is allowed."""
+
+
+def check_schema(schema: Any) -> None:
+    """Raise `UnsupportedSchemaError` for a schema that cannot be held exactly."""
+    compile_schema(schema)
+
+
+def enforceable(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return an object schema without what cannot be held, and the paths of what is left out."""
+    rest = schema
+    left_out: list[str] = []
+    for _ in range(_MAX_REMOVED):
+        try:
+            compile_schema(rest)
+        except UnsupportedSchemaError as error:
+            if rest is schema:
+                rest = deepcopy(schema)
+            removed = [*_remove(rest, error)]
+            if not removed:
+                left_out.append(error.keyword)
+                break
+            left_out += removed
+        else:
+            return rest, left_out
+    return {"type": "object", "additionalProperties": True}, left_out
+
+
+def _remove(schema: Any, error: UnsupportedSchemaError) -> Iterator[str]:
+    """Remove the keyword of an error: where it says, or everywhere; yield the paths."""
+    pending = [(schema, "")]
+    found = []
+    while pending:
+        part, path = pending.pop()
+        if isinstance(part, dict):
+            if error.keyword in part:
+                found.append((part, path))
+            pending += [(value, f"{path}/{name}") for name, value in part.items()]
+        elif isinstance(part, list):
+            pending += [(value, f"{path}/{i}") for i, value in enumerate(part)]
+    exact = [(part, path) for part, path in found if path == error.path]
+    for part, path in exact or found:
+        del part[error.keyword]
+        yield f"{path}/{error.keyword}".removeprefix("/").replace("/", ".")

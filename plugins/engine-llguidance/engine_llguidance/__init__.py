@@ -1,1 +1,0 @@
-"""Grammars by the llguidance library."""

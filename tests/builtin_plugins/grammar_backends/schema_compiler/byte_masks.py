@@ -1,0 +1,70 @@
+"""Which texts a schema's masks allow, byte by byte."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import llguidance
+
+from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
+
+END = 256
+
+
+class _Bytes:
+    bos_token_id = None
+    eos_token_id = END
+    tokens = [*(bytes((i,)) for i in range(256)), b"\xff<end>"]
+    special_token_ids = [END]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+class ByteMasks:
+    """The grammar of one schema. Raises `UnsupportedSchemaError` for an unsupported one."""
+
+    def __init__(self, schema: Any, *, closes: bool = False) -> None:
+        self.grammar = compile_schema(schema, closes=closes)
+        tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Bytes()),
+            n_vocab=257,
+        )
+        self._matcher = llguidance.LLMatcher(
+            tokenizer, str(llguidance.grammar_from("lark", self.grammar)), log_level=0
+        )
+        assert not self._matcher.is_error(), self._matcher.get_error()
+
+    def allow(self, text: str) -> bool:
+        """Return whether the masks allow a text and its end."""
+        matcher = self._matcher.deep_copy()
+        encoded = [*text.encode()]
+        if matcher.validate_tokens(encoded) != len(encoded):
+            return False
+        return bool(matcher.consume_tokens(encoded)) and bool(matcher.is_accepting())
+
+    def allow_value(self, value: Any) -> bool:
+        """Return whether the masks allow a value with its properties in some order."""
+        return any(map(self.allow, notations(value)))
+
+
+def notations(value: Any) -> Iterator[str]:
+    """Yield the texts of a value, with properties in all orders; only for small values."""
+    if isinstance(value, dict):
+        for names in itertools.permutations(value):
+            for texts in itertools.product(*(list(notations(value[name])) for name in names)):
+                pairs = zip(names, texts, strict=True)
+                members = (
+                    f"{json.dumps(name, ensure_ascii=False)}: {text}" for name, text in pairs
+                )
+                yield f"{{{', '.join(members)}}}"
+    elif isinstance(value, list):
+        for texts in itertools.product(*(list(notations(item)) for item in value)):
+            yield f"[{', '.join(texts)}]"
+    elif isinstance(value, float) and value.is_integer():
+        yield str(int(value))
+    else:
+        yield json.dumps(value, ensure_ascii=False)

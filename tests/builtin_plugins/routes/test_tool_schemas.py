@@ -1,0 +1,100 @@
+"""Forced calls: odd tool schemas are best effort unless the tool is strict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builtin_plugins.routes.common.tool_schemas import enforced_tools
+
+DISTINCT = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+}
+BRANCHES = [
+    {"type": "object", "properties": {"t": {"const": name}}, "required": ["t"]}
+    for name in ("a", "b")
+]
+HELD = {
+    "discriminator": {
+        "type": "object",
+        "properties": {"p": {"oneOf": BRANCHES, "discriminator": {"propertyName": "t"}}},
+    },
+    "word boundary": {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": r"\bfoo\b"}},
+    },
+    "not": {"type": "object", "properties": {"a": {"not": {"type": "null"}}}},
+    "required undeclared": {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["b"],
+    },
+    "root type list": {"type": ["object", "null"], "properties": {}},
+}
+CHOICES = ["required", {"type": "function", "function": {"name": "f"}}]
+PATH = "tools.0.function.parameters.properties.a.uniqueItems"
+
+
+def tool(parameters: Any, name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": parameters, **fields},
+    }
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_keyword_that_cannot_be_held_is_left_out_and_named_in_a_header(api, choice, stream):
+    reply = api.chat("x", tools=[tool(DISTINCT)], tool_choice=choice, stream=stream)
+    assert reply.status_code == 200
+    assert PATH in reply.headers["x-ignored-fields"]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_strict_tool_that_cannot_be_held_is_rejected_by_keyword(api, choice):
+    reply = api.chat("x", tools=[tool(DISTINCT, strict=True)], tool_choice=choice)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "tools[0].function.parameters")
+    assert "uniqueItems at /properties/a" in error["message"]
+
+
+def test_odd_tool_does_not_affect_calls_of_another(api):
+    choice = {"type": "function", "function": {"name": "g"}}
+    odd = tool(DISTINCT, strict=True)
+    plain = tool({"type": "object", "properties": {}}, "g")
+    reply = api.chat("x", tools=[odd, plain], tool_choice=choice)
+    assert reply.status_code == 200
+    assert "x-ignored-fields" not in reply.headers
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", HELD)
+def test_schemas_of_real_tools_are_held_whole(name: str, strict: bool) -> None:
+    tools, left_out = enforced_tools([tool(HELD[name], strict=strict)], "required")
+    assert left_out == ()
+    assert tools[0]["function"]["parameters"] == {**HELD[name], "type": "object"}
+
+
+def test_other_keywords_of_an_odd_schema_stay() -> None:
+    schema = {**DISTINCT, "required": ["a"], "additionalProperties": False}
+    (held,), _ = enforced_tools([tool(schema)], "required")
+    assert held["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "string"}}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    assert "uniqueItems" in str(schema), "the client's tool is not changed: the prompt shows it"
+
+
+def test_schema_that_allows_nothing_becomes_any_object() -> None:
+    (held,), left_out = enforced_tools([tool({"required": ["a"], "not": {}})], "required")
+    assert held["function"]["parameters"]["type"] == "object"
+    assert left_out
+
+
+def test_root_of_another_type_is_rejected(api) -> None:
+    reply = api.chat("x", tools=[tool({"type": ["array", "null"]})], tool_choice="required")
+    assert reply.status_code == 400
