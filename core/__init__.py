@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core.frontend.async_llm import AsyncLLM
     from core.frontend.llm import LLM
-    from core.frontend.vllm_api import (
+    from core.vllm_api import (
         AsyncEngineArgs,
         AsyncLLMEngine,
         EngineArgs,
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "AsyncEngineArgs": "core.frontend.vllm_api",
+    "AsyncEngineArgs": "core.vllm_api",
     "AsyncLLM": "core.frontend.async_llm",
-    "AsyncLLMEngine": "core.frontend.vllm_api",
+    "AsyncLLMEngine": "core.vllm_api",
     "BeamSearchOutput": "core.types.beam_search",
     "BeamSearchParams": "core.types.beam_search",
     "BeamSearchSequence": "core.types.beam_search",
-    "EngineArgs": "core.frontend.vllm_api",
+    "EngineArgs": "core.vllm_api",
     "LLM": "core.frontend.llm",
-    "LLMEngine": "core.frontend.vllm_api",
+    "LLMEngine": "core.vllm_api",
     "LoRARequest": "core.types.lora",
-    "ModelRegistry": "core.frontend.vllm_api",
+    "ModelRegistry": "core.vllm_api",
     "CompletionOutput": "core.types",
     "ClassificationRequestOutput": "core.types.pooling",
     "EmbeddingRequestOutput": "core.types.pooling",

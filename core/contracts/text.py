@@ -75,5 +75,6 @@ class ChatRenderer(Protocol):
         """Return the prompt.
 
         Raises `InvalidRequest` naming a message that cannot be rendered.
-        In a `RenderedText`, special tokens that messages spell are text.
+        Special tokens that messages spell
+        are text in a `RenderedText`.
         """
