@@ -372,7 +372,7 @@ def main() -> None:
 
 
 def report(
-    name: str, cases: list[tuple[str, str, Any, list[Any]]], timeout_s: float, most: int
+    name: str, cases: list[tuple[str, str, Any, list[Any]]], timeout_s: float, limit: int
 ) -> None:
     """Judge all schemas with one engine and print the result."""
     judged = _Judge(name, timeout_s)
@@ -388,7 +388,7 @@ def report(
             count["refused"] += 1
             keyword = found["refused"].partition(": ")[0][:60]
             reasons.setdefault(group, Counter())[keyword] += 1
-            if most > 1000:
+            if limit > 1000:
                 errors.setdefault(group, []).append(f"{case}: refused {found['refused']}")
             continue
         count["allowed"] += len(found["allowed"])
@@ -407,9 +407,10 @@ def report(
             f"{count['forbidden']} wrongly forbidden, {count['unknown']} undecided, "
             f"coverage {share:.1f} %"
         )
-        for keyword, number in reasons.get(group, Counter()).most_common(most):
+        by_count = sorted(reasons.get(group, {}).items(), key=lambda pair: -pair[1])
+        for keyword, number in by_count[:limit]:
             print(f"    {number} refused for {keyword}")
-        for error in errors.get(group, [])[:most]:
+        for error in errors.get(group, [])[:limit]:
             print(f"    {error}")
 
 

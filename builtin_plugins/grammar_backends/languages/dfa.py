@@ -176,10 +176,10 @@ class Dfa:
             length += 1
         return False
 
-    def texts(self, most: int) -> list[str] | None:
-        """Return all texts of the language; None if there are more than `most`."""
+    def texts(self, limit: int) -> list[str] | None:
+        """Return all texts of the language; None if there are more than `limit`."""
         alive = self.live()
-        firsts = [[chr(c) for lo, hi in r for c in range(lo, min(hi, lo + most) + 1)]
+        firsts = [[chr(c) for lo, hi in r for c in range(lo, min(hi, lo + limit) + 1)]
                   for r in self.alphabet.ranges()]  # fmt: skip
         found: list[str] = []
         pending = [(0, "")] if alive[0] else []
@@ -187,12 +187,12 @@ class Dfa:
             state, text = pending.pop()
             if self.accepts[state]:
                 found.append(text)
-            if len(found) > most or len(text) > len(self.steps):
+            if len(found) > limit or len(text) > len(self.steps):
                 return None
             for group, after in enumerate(self.steps[state]):
                 if alive[after]:
                     pending += [(after, text + character) for character in firsts[group]]
-            if len(pending) > 64 * (most + 1):
+            if len(pending) > 64 * (limit + 1):
                 return None
         return sorted(found)
 

@@ -50,7 +50,7 @@ class Look:
     """A lookahead or lookbehind."""
 
     part: Expr
-    is_behind: bool
+    is_lookbehind: bool
     is_negative: bool
 
 
@@ -119,7 +119,7 @@ def plain(expr: Expr, *, starts: bool = False, ends: bool = False) -> Expr | Non
     parts_left = [*expr.parts] if isinstance(expr, Seq) else [expr]
     ahead: list[Look] = []
     while parts_left and isinstance(first := parts_left[0], Assertion | Look):
-        if isinstance(first, Look) and not first.is_behind:
+        if isinstance(first, Look) and not first.is_lookbehind:
             ahead.append(first)
         elif first == Assertion("start"):
             starts = True

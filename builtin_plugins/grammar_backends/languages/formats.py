@@ -99,7 +99,7 @@ _DURATION: Final = (
 MAX_LENGTHS: Final = {"hostname": 253}
 """Maximum length of a format's texts."""
 UNSERVED_FORMATS: Final = frozenset(["idn-email", "idn-hostname", "regex"])
-"""Formats whose texts are no regular language, or one of impractical size."""
+"""Formats that are no regular language, or one of impractical size."""
 
 
 @lru_cache(maxsize=1)

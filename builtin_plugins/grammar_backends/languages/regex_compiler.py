@@ -102,7 +102,7 @@ class _Program:
         if isinstance(expr, Assertion):
             return self.add("assertion", expr.kind, after)
         if isinstance(expr, Look):
-            return self.add("behind" if expr.is_behind else "ahead", expr, after)
+            return self.add("lookbehind" if expr.is_lookbehind else "ahead", expr, after)
         raise TypeError(expr)
 
     def _repeat(self, expr: Repeat, after: int) -> int:
@@ -138,12 +138,12 @@ class _Compiler:
         self._loop = self._accepting_loop()
         self._sees_words = any(kind in ("assertion", "ahead") for kind, _, _ in self._program.code)
         sets: list[Ranges] = [ALL]
-        self._behind: list[Dfa] = []
-        self._behind_of: dict[Expr, int] = {}
+        self._lookbehinds: list[Dfa] = []
+        self._lookbehind_of: dict[Expr, int] = {}
         _collect(expr, sets)
         for kind, value, _ in self._program.code:
-            if kind == "behind" and isinstance(value, Look):
-                self._add_behind(value)
+            if kind == "lookbehind" and isinstance(value, Look):
+                self._add_lookbehind(value)
         self._alphabet = alphabet_of(sets)
         self._codes = [ranges[0][0] for ranges in self._alphabet.ranges()]
         self._is_word = [any(lo <= code <= hi for lo, hi in WORD) for code in self._codes]
@@ -170,18 +170,18 @@ class _Compiler:
         history: _History = (
             self._context.is_start,
             self._context.after_word,
-            tuple(0 for _ in self._behind),
+            tuple(0 for _ in self._lookbehinds),
         )
         start = (history, self._close([(self._first, frozenset())], history))
         return explore(self._alphabet, start, self._step, self._accepts)
 
-    def _add_behind(self, look: Look) -> None:
-        if look.part in self._behind_of:
+    def _add_lookbehind(self, look: Look) -> None:
+        if look.part in self._lookbehind_of:
             return
         if _looks_ahead(look.part) or self._context != _Context():
             raise RegexError("has a lookbehind together with other assertions")
-        self._behind_of[look.part] = len(self._behind)
-        self._behind.append(compile_expr(seq(ANYTHING, look.part)))
+        self._lookbehind_of[look.part] = len(self._lookbehinds)
+        self._lookbehinds.append(compile_expr(seq(ANYTHING, look.part)))
 
     def _accepts(self, state: _State) -> bool:
         return any(
@@ -190,7 +190,7 @@ class _Compiler:
         )
 
     def _step(self, state: _State) -> list[_State]:
-        (_, _, behind), pending = state
+        (_, _, lookbehinds), pending = state
         found: list[_State] = []
         known: dict[tuple[frozenset[_Pending], _History], _State] = {}
         for group, code in enumerate(self._codes):
@@ -207,7 +207,7 @@ class _Compiler:
                 self._is_word[group],
                 tuple(
                     dfa.steps[at][dfa.alphabet.class_of(code)]
-                    for dfa, at in zip(self._behind, behind, strict=True)
+                    for dfa, at in zip(self._lookbehinds, lookbehinds, strict=True)
                 ),
             )
             key = (frozenset(moved), history)
@@ -278,11 +278,11 @@ class _Compiler:
         self, kind: str, value: object, history: _History
     ) -> frozenset[tuple[int, int]] | None:
         """Return the lookaheads that an assertion adds; None if it fails here."""
-        is_start, after_word, behind = history
+        is_start, after_word, lookbehinds = history
         none: frozenset[tuple[int, int]] = frozenset()
-        if kind == "behind" and isinstance(value, Look):
-            index = self._behind_of[value.part]
-            fits = self._behind[index].accepts[behind[index]] != value.is_negative
+        if kind == "lookbehind" and isinstance(value, Look):
+            index = self._lookbehind_of[value.part]
+            fits = self._lookbehinds[index].accepts[lookbehinds[index]] != value.is_negative
             return none if fits else None
         if value == "start":
             return none if is_start else None
@@ -293,7 +293,7 @@ class _Compiler:
             return self._require(_WORD_NEXT, negated=not before_word, context=_Context())
         if not isinstance(value, Look):
             raise TypeError(value)
-        if _has_behind(value.part) and not is_start:
+        if _has_lookbehind(value.part) and not is_start:
             raise RegexError("has a lookbehind together with other assertions")
         context = _Context(is_start, after_word)
         return self._require(seq(value.part, ANYTHING), negated=value.is_negative, context=context)
@@ -345,10 +345,10 @@ def _looks_ahead(expr: Expr) -> bool:
     return any(map(_looks_ahead, parts))
 
 
-def _has_behind(expr: Expr) -> bool:
-    if isinstance(expr, Look) and expr.is_behind:
+def _has_lookbehind(expr: Expr) -> bool:
+    if isinstance(expr, Look) and expr.is_lookbehind:
         return True
     if isinstance(expr, Chars | Assertion):
         return False
     parts = expr.parts if isinstance(expr, Seq | Alt | And) else (expr.part,)
-    return any(map(_has_behind, parts))
+    return any(map(_has_lookbehind, parts))

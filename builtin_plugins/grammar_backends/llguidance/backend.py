@@ -22,7 +22,7 @@ from builtin_plugins.grammar_backends.schema_compiler.compiler import (
 from core.api import InvalidRequest
 
 _OPTIONS: Final = '%llguidance {"no_forcing": true}'
-"""Masks allow all tokens that continue a valid text, not only those that a tokenizer would choose."""
+"""Masks allow all tokens that continue a valid text, not only those of the shortest encoding."""
 _MARK: Final = b"\xff"
 """First byte of names of tokens without text, as the library requires."""
 _LIMITS: Final = llguidance.LLParserLimits(

@@ -76,7 +76,7 @@ class Tags:
         return rule.name
 
     def _tag(self, form: Mapping[str, Any], begin: str) -> str:
-        """Return a tag, the beginning of whose text may be written already."""
+        """Return a tag that begins with a text, which may be written already in part."""
         ends = form.get("end", "")
         if isinstance(ends, str):
             ends = [ends]

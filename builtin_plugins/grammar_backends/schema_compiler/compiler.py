@@ -280,7 +280,7 @@ class _Writer:
         return rule
 
     def _containing(self, facts: Arrays) -> Rule:
-        """Return the rule of an array, some of whose items are counted."""
+        """Return the rule of an array with counted items."""
         parts = facts.contains
         limits = [part.low if part.high is None else part.high + 1 for part in parts]
         longest = max(len(facts.first), facts.low, (facts.high or 0) + 1)
@@ -302,7 +302,7 @@ class _Writer:
         start = state(0, *(0 for _ in parts))
         while pending:
             key = pending.pop()
-            length, counts = key[0], key[1:]
+            length, *counts = key
             enough = all(count >= part.low for count, part in zip(counts, parts, strict=True))
             if enough and length >= facts.low:
                 self._rules.add(known[key], self._mark["]"])
@@ -457,12 +457,12 @@ class _ObjectWriter:
         """Write the other properties and the end."""
         last = self._last
         missing = self._low - count - (last is not None)
-        most = None if self._high is None else self._high - count - (last is not None)
-        if most is not None and most < 0:
+        room = None if self._high is None else self._high - count - (last is not None)
+        if room is not None and room < 0:
             return
         end = self._writer._mark["}"]
         comma = self._writer._mark[","]
-        if self._others is None or most == 0:
+        if self._others is None or room == 0:
             if missing <= 0:
                 first = (comma,) if is_later else ()
                 self._rules.add(rule, *((*first, last) if last else ()), end)
@@ -473,9 +473,9 @@ class _ObjectWriter:
             )
         tail = () if last is None else (comma, last)
         if is_later:
-            self._rules.add(rule, Times((comma, self._others), max(0, missing), most), *tail, end)
+            self._rules.add(rule, Times((comma, self._others), max(0, missing), room), *tail, end)
             return
-        more = Times((comma, self._others), 0, None if most is None else most - 1)
+        more = Times((comma, self._others), 0, None if room is None else room - 1)
         self._rules.add(rule, self._others, more, *tail, end)
         if missing <= 0:
             self._rules.add(rule, *(() if last is None else (last,)), end)

@@ -33,7 +33,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Other:
-    """Properties whose names are in a language."""
+    """Properties with names in a language."""
 
     names: Strings
     goal: Goal
@@ -65,7 +65,8 @@ class Shapes:
         if not facts.witnesses:
             yield self._shape(facts, None)
             return
-        witness, rest = facts.witnesses[0], facts.witnesses[1:]
+        witness, *others = facts.witnesses
+        rest = tuple(others)
         names = dict.fromkeys(
             [*(name for goals in facts.sets for name in goals.names), *facts.required]
         )

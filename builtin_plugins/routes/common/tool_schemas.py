@@ -20,7 +20,7 @@ def enforced_tools(
     """Return the tools that a forced call may use, with schemas that can be held.
 
     Also returns the paths of what is left out of the schemas. Raises `InvalidRequest` for a strict
-    tool whose schema cannot be held as it is. Takes milliseconds for each tool.
+    tool if its schema cannot be held as it is. Takes milliseconds for each tool.
     """
     named = named_tool(choice)
     found = []
