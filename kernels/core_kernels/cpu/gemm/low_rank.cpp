@@ -2,16 +2,25 @@
 // its factors. The summation order is fixed, so results are bitwise batch-invariant.
 //
 // With few rows the cost is reading the factors once, sequentially. All sums are float32.
+#define PAIRED_VECTORS
 #include "cpu/gemm/low_rank.h"
 
 #include "cpu/variant.h"
+#include "cpu/vector_memory.h"
 #include "cpu/vectors.h"
 #include "cpu/gemm/low_rank_split.h"
 #include "cpu/threading/parallel.h"
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 4;  // their sums stay in registers
+// Rows and ranks whose sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int64_t kRowsAtOnce = 4;
+constexpr int kRanksAtOnce = kRanks;
+#else
+constexpr int64_t kRowsAtOnce = 1;
+constexpr int kRanksAtOnce = 2;
+#endif
 constexpr int64_t kParallelNumbers = 1 << 15;
 
 // Two vectors. For bfloat16 the first holds the even elements, the second the odd ones: a shift
@@ -27,8 +36,7 @@ inline Pair load_pair(const T* from) {
 
 template <>
 inline Pair load_pair(const BFloat16* from) {
-    Words both;
-    std::memcpy(&both, from, sizeof both);
+    const Words both = load_vector<Words>(from);
     return {(Floats)(both << 16), (Floats)(both & 0xffff0000)};
 }
 
@@ -40,13 +48,13 @@ inline void store_pair(T* to, const Pair& value) {
 
 inline Words rounded(Floats v) {  // to nearest, ties to even; in the upper half
     const Words bits = (Words)v;
-    return v == v ? bits + 0x7fff + ((bits >> 16) & 1) : Words{} + 0x7fc00000;
+    return select(v == v, bits + 0x7fff + ((bits >> 16) & 1), Words{} + 0x7fc00000);
 }
 
 template <>
 inline void store_pair(BFloat16* to, const Pair& value) {
     const Words both = (rounded(value.first) >> 16) | (rounded(value.second) & 0xffff0000);
-    std::memcpy(to, &both, sizeof both);
+    store_vector(to, both);
 }
 
 // The last pair of a row; missing elements are zero.
@@ -66,13 +74,13 @@ inline void add_pair(T* to, const Pair& value, int64_t count) {
     if (!whole) std::memcpy(to, numbers, count * sizeof(T));
 }
 
-// Shrink of R rows by K ranks: narrow [R, K] = x @ a.T.
-template <typename T, int R, int K>
-void shrink_block(const T* const* x, const T* a, int64_t in, float* narrow, int64_t stride) {
-    Pair sums[R][K] = {};
+// Shrink of R rows by N of the K ranks of a block: narrow [R, N] = x @ a.T.
+template <typename T, int R, int K, int N>
+void shrink_ranks(const T* const* x, const T* a, int64_t in, float* narrow, int64_t stride) {
+    Pair sums[R][N] = {};
     const auto step = [&](const Pair(&own)[R]) {
 #pragma GCC unroll 4
-        for (int k = 0; k < K; ++k) {
+        for (int k = 0; k < N; ++k) {
             const Pair factor = load_pair(a + k * kPair);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
@@ -95,8 +103,17 @@ void shrink_block(const T* const* x, const T* a, int64_t in, float* narrow, int6
         step(own);
     }
     for (int r = 0; r < R; ++r)
-        for (int k = 0; k < K; ++k)
+        for (int k = 0; k < N; ++k)
             narrow[r * stride + k] = sum(sums[r][k].first + sums[r][k].second);
+}
+
+// Shrink of R rows by the ranks of a block, as many at once as registers hold.
+template <typename T, int R, int K, int N = K>
+void shrink_block(const T* const* x, const T* a, int64_t in, float* narrow, int64_t stride) {
+    constexpr int now = N < kRanksAtOnce ? N : kRanksAtOnce;
+    shrink_ranks<T, R, K, now>(x, a, in, narrow, stride);
+    if constexpr (N > now)
+        shrink_block<T, R, K, N - now>(x, a + now * kPair, in, narrow + now, stride);
 }
 
 template <typename T, int K>
@@ -105,6 +122,7 @@ void shrink_rows(const T* const* x, int64_t rows, const T* a, int64_t in, float*
     for (; rows >= kRowsAtOnce;
          rows -= kRowsAtOnce, x += kRowsAtOnce, narrow += kRowsAtOnce * stride)
         shrink_block<T, kRowsAtOnce, K>(x, a, in, narrow, stride);
+    if constexpr (kRowsAtOnce == 1) return;
     if (rows == 3) shrink_block<T, 3, K>(x, a, in, narrow, stride);
     if (rows == 2) shrink_block<T, 2, K>(x, a, in, narrow, stride);
     if (rows == 1) shrink_block<T, 1, K>(x, a, in, narrow, stride);
@@ -154,6 +172,7 @@ void expand_rows(T** out, int64_t rows, const float* narrow, int64_t stride, con
     for (; rows >= kRowsAtOnce;
          rows -= kRowsAtOnce, out += kRowsAtOnce, narrow += kRowsAtOnce * stride)
         expand_block<T, kRowsAtOnce, V>(out, narrow, stride, b, rank, columns);
+    if constexpr (kRowsAtOnce == 1) return;
     if (rows == 3) expand_block<T, 3, V>(out, narrow, stride, b, rank, columns);
     if (rows == 2) expand_block<T, 2, V>(out, narrow, stride, b, rank, columns);
     if (rows == 1) expand_block<T, 1, V>(out, narrow, stride, b, rank, columns);
