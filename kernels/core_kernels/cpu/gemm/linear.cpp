@@ -220,8 +220,8 @@ public:
 private:
     static void in_whole_panels(const Destination<T>& to, const Input<T>* x, int64_t x_stride,
                                 int64_t rows, const Panel<T>& panel, PanelOrder order) {
-        constexpr int kMost = kTiled<T> ? kRowsOf<T> : kBlockRows;
-        in_even_blocks<kMost>(rows, [&](auto count, int64_t row, int64_t b, int64_t blocks) {
+        constexpr int kMaxRows = kTiled<T> ? kRowsOf<T> : kBlockRows;
+        in_even_blocks<kMaxRows>(rows, [&](auto count, int64_t row, int64_t b, int64_t blocks) {
             constexpr int R = decltype(count)::value;
             T* out = to.out + row * to.stride;
             if (panel.width == kPanel) {

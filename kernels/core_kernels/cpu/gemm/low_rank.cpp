@@ -13,7 +13,7 @@
 
 namespace {
 
-// Rows and ranks whose sums stay in registers.
+// Rows and ranks at once: their sums stay in registers.
 #if defined(__AVX512F__)
 constexpr int64_t kRowsAtOnce = 4;
 constexpr int kRanksAtOnce = kRanks;

@@ -293,11 +293,11 @@ void multiply_packed(const ResultWriter& results, int64_t column, int64_t left,
                      const QuantizedRows& rows, const Reader& reader, int64_t first, int64_t last,
                      int64_t panel_bytes) {
     const int64_t spans = (rows.layout.width / kUnit + kSpan - 1) / kSpan;
-    constexpr int kMost = kPackedRows<kBits>;
-    const int64_t blocks = (last - first + kMost - 1) / kMost;
+    constexpr int kMaxRows = kPackedRows<kBits>;
+    const int64_t blocks = (last - first + kMaxRows - 1) / kMaxRows;
     const uint8_t* ahead =
         reader.panel + (blocks == 1 ? kFetchAhead<typename Reader::KindType> : panel_bytes);
-    in_even_blocks<kMost>(last - first, [&](auto count, int64_t row, int64_t, int64_t) {
+    in_even_blocks<kMaxRows>(last - first, [&](auto count, int64_t row, int64_t, int64_t) {
         constexpr int R = decltype(count)::value, C = kBlockTiles<R>;
         Floats totals[kTiles / C][R][C];
         std::memset(totals, 0, sizeof totals);
