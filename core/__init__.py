@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core.frontend.async_llm import AsyncLLM
     from core.frontend.llm import LLM
-    from core.vllm_api import (
-        AsyncEngineArgs,
-        AsyncLLMEngine,
-        EngineArgs,
-        LLMEngine,
-        ModelRegistry,
-    )
     from core.types import (
         CompletionOutput,
         PromptType,
@@ -36,6 +29,13 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from core.types.structured import StructuredOutputsParams
+    from core.vllm_api import (
+        AsyncEngineArgs,
+        AsyncLLMEngine,
+        EngineArgs,
+        LLMEngine,
+        ModelRegistry,
+    )
 
 __version__ = "0.1.0"
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+from builtin_plugins.grammar_backends.schema_compiler.document import (
+    Document,
+    UnsupportedSchemaError,
+)
 from builtin_plugins.grammar_backends.schema_compiler.facts import (
     ANYTHING,
     NOTHING,
@@ -19,17 +22,40 @@ from builtin_plugins.grammar_backends.schema_compiler.facts import (
 )
 from builtin_plugins.grammar_backends.schema_compiler.scalars import count, language, pattern
 
-if TYPE_CHECKING:
-    from builtin_plugins.grammar_backends.schema_compiler.alternatives import Alternatives
-
 Clause = list[Any]
 """Alternatives, of which one must hold."""
+
+
+class KnownSchemas(Protocol):
+    """What keywords read of the document's other schemas (`Alternatives`)."""
+
+    document: Document
+
+    def goal(self, schema: Any, holds: bool = True) -> Goal:
+        """Return the goal that a schema holds, or that it does not."""
+
+    def opposites(self, goal: Goal) -> list[Goal]:
+        """Return the goals of which one holds if a goal does not."""
+
+    def of(self, goal: Goal, kind: str) -> list[Any]:
+        """Return the facts of which one must hold for values of a type."""
+
+    def narrowed(self, facts: Any, goal: Goal) -> list[Any]:
+        """Return the facts of objects for which a goal holds too."""
+
+    def evaluated_items(self, schema: Mapping[str, Any]) -> tuple[int, bool]:
+        """Return how many first items a schema evaluates, and whether it does all."""
+
+    def evaluated_properties(
+        self, schema: Mapping[str, Any]
+    ) -> tuple[dict[str, None], dict[str, None], bool]:
+        """Return the names and patterns that a schema evaluates, and whether it does all."""
 
 
 class ArrayKeywords:
     """The constraints of one schema on arrays."""
 
-    def __init__(self, schema: Mapping[str, Any], known: Alternatives) -> None:
+    def __init__(self, schema: Mapping[str, Any], known: KnownSchemas) -> None:
         self._schema = schema
         self._known = known
         self._path = known.document.path(schema)
@@ -108,7 +134,7 @@ class ArrayKeywords:
 class ObjectKeywords:
     """The constraints of one schema on objects."""
 
-    def __init__(self, schema: Mapping[str, Any], known: Alternatives) -> None:
+    def __init__(self, schema: Mapping[str, Any], known: KnownSchemas) -> None:
         self._schema = schema
         self._known = known
         self._path = known.document.path(schema)
