@@ -1,5 +1,5 @@
 // Runs the functions of the library over a grid of shapes and writes their results, as float32,
-// to standard output: for each a line with its name and count, then its numbers. Inputs are the same
+// to standard output: for each a line with its name and count, then its numbers. Inputs are equal
 // on every machine, so that results of two architectures can be compared.
 //
 // Ends with 1 if a row's product depends on the rows next to it.
