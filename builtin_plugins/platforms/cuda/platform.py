@@ -64,9 +64,14 @@ class GpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Store the settings of steps. Raises `ConfigError` for several ranks or invalid graph
-        settings.
+        """Store the settings of steps. Raises `ConfigError` for several ranks, invalid graph
+        settings, and settings of the CPU kernels.
         """
+        if isa := config.options.get("isa"):
+            raise ConfigError(
+                f"--isa: got {isa}; expected none, because {self.name} runs no CPU kernels. "
+                "Remove it, or use --device cpu."
+            )
         parallel = config.parallel
         if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
             raise ConfigError(

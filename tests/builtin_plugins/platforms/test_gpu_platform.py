@@ -145,6 +145,12 @@ def test_several_gpu_ranks_are_rejected() -> None:
         FakeGpu().start(config)
 
 
+def test_cpu_instruction_set_is_rejected_on_a_gpu() -> None:
+    config = replace(EngineConfig(), options={"isa": "avx2"})
+    with pytest.raises(ConfigError, match=r"--isa: got avx2; expected none"):
+        FakeGpu().start(config)
+
+
 def test_capture_sizes_end_at_first_that_holds_all_rows() -> None:
     assert capture_sizes(1) == (1,)
     assert capture_sizes(3) == (1, 2, 4)
