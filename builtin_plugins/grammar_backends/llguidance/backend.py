@@ -58,8 +58,13 @@ class LLGuidance:
             raise InvalidRequest(field, f"cannot be held: {text}.")
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Compile the grammar."""
-        return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
+        """Compile the grammar. Raises `InvalidRequest` if the library cannot follow it."""
+        try:
+            return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
+        except ValueError as error:
+            reason = str(error).partition("\n")[0][:500].rstrip(".")
+            field = f"structured_outputs.{constraint.kind}"
+            raise InvalidRequest(field, f"cannot be held: {reason}.") from error
 
 
 class Compiled:
@@ -72,8 +77,29 @@ class Compiled:
         self._first = llguidance.LLMatcher(tokenizer, grammar, limits=_LIMITS)
         if self._first.is_error():
             raise ValueError(self._first.get_error())
+        self._check_first_steps(~end_mask)
         self._ends = ends
         self._end_mask = end_mask.view(np.int32)
+
+    def _check_first_steps(self, texts: npt.NDArray[np.uint32]) -> None:
+        """Raise `ValueError` for a grammar that the library cannot follow for two tokens.
+
+        It finds a grammar too complex only when it computes the masks. `texts`: the mask of all
+        tokens but ends.
+        """
+        probe = self._first.deep_copy()
+        mask = np.zeros_like(texts)
+        for _ in range(2):
+            probe.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            words = np.flatnonzero(mask & texts)
+            if probe.is_error():
+                raise ValueError(probe.get_error())
+            if not len(words):
+                break
+            last = int(words[-1])
+            probe.consume_token(32 * last + int(mask[last] & texts[last]).bit_length() - 1)
+        if not len(words) and not probe.is_accepting():
+            raise ValueError("allows no text")
 
     def start(self) -> State:
         """Return the initial state."""
@@ -124,6 +150,8 @@ class State:
             mask[:] = self._end_mask
             return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise ValueError(self._matcher.get_error())
         mask &= ~self._end_mask
         if self._matcher.is_accepting():
             mask |= self._end_mask

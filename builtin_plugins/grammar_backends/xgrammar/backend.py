@@ -75,7 +75,18 @@ class XGrammar:
             ) from error
 
     def compile(self, constraint: Constraint) -> Compiled:
-        """Compile the grammar and the masks of its states."""
+        """Compile the grammar and the masks of its states.
+
+        Raises `InvalidRequest` for one that allows no text.
+        """
+        compiled = self._compiled(constraint)
+        mask = np.zeros_like(self._mask(()))
+        compiled.start().fill(mask)
+        if not mask.any():
+            raise InvalidRequest(f"structured_outputs.{constraint.kind}", "allows no text.")
+        return compiled
+
+    def _compiled(self, constraint: Constraint) -> Compiled:
         if constraint.kind != "structural_tag":
             made = self._compiler.compile_grammar(_grammar(constraint))
             return Compiled(made, self._ends, self._mask(self._ends))

@@ -83,9 +83,11 @@ async def _raise_rendered() -> AsyncGenerator[RequestOutput]:
 class RenderRoutes:
     """The routes of one engine; none without `--enable-scale-out`."""
 
+    switch: Final = SWITCH
+
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
-        self._on = bool(config.options.get(SWITCH))
+        self._on = bool(config.options.get(self.switch))
         self._options = AnswerOptions.from_options(config.options)
         self._formats = OutputFormats.shared(engine, config.options)
 

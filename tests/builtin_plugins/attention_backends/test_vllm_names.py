@@ -38,6 +38,6 @@ def test_engine_accepts_vllm_name_and_rejects_unknown_backend(tmp_path: Path) ->
     with LLM(folder, attention_backend="TORCH_SDPA", **sizes) as llm:
         assert llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs
     with pytest.raises(
-        ConfigError, match=r"unknown attention backend 'FLEX_ATTENTION'; available: .*torch.*triton"
+        ConfigError, match=r"'FLEX_ATTENTION' is an attention kernel for GPUs.*: .*torch.*triton"
     ):
         LLM(folder, attention_backend="FLEX_ATTENTION", **sizes)

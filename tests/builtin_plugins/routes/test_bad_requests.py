@@ -76,7 +76,7 @@ from core.api import InvalidRequest
         ),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "expected"),
         (
-            {"structured_outputs": {"json": {"minimum": 2**63}}},
+            {"structured_outputs": {"json": {"minimum": 2**64}}},
             "structured_outputs.json",
             "64 bits",
         ),

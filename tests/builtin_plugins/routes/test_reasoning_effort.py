@@ -22,7 +22,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 def renderer(template: str, **options: Any) -> JinjaRenderer:
-    tokenizer: Any = SimpleNamespace(chat_template=template, eos_token_id=None)
+    tokenizer: Any = SimpleNamespace(chat_template=template, eos_token_id=None, special_ids=())
     source: Any = SimpleNamespace(name="m", path=None)
     return JinjaRenderer(tokenizer, source, EngineConfig(options=options))
 

@@ -196,7 +196,7 @@ SETTINGS = {
 
 TestEngines = Engines.TestCase
 TestEngines.settings = settings(
-    max_examples=500, stateful_step_count=40, derandomize=True, **SETTINGS
+    max_examples=250, stateful_step_count=40, derandomize=True, **SETTINGS
 )
 
 

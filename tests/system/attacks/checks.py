@@ -37,7 +37,7 @@ MAY_EVALUATE: Final = {Path("core/plugin/manager.py")}
 """Runs the plugin file that the operator names, like an import."""
 REQUEST_KINDS: Final = ("routes", "servers", "chat_renderers", "tokenizers", "output_parsers")
 """Folders of builtins that process client input."""
-TEST_KITS: Final = {"conformance", "testing", "testing.py"}
+TEST_KITS: Final = {"conformance", "conformance.py", "testing", "testing.py"}
 """Their asserts are for tests, which clients do not reach."""
 CANARY: Final = "the-canary-sang"
 

@@ -272,6 +272,7 @@ def test_killing_engine_and_api_process_recovers(llama: str, tmp_path: Path) -> 
         wait_for(lambda: service.metric("engine_restarts_total") == 2 and service.is_ready())
 
 
+@pytest.mark.slow
 def test_frozen_engine_is_replaced_at_api_restart(tmp_path: Path) -> None:
     with serving(tmp_path, "scripted:", "--heartbeat-timeout", "4") as service:
         engine = service.engine()

@@ -31,6 +31,7 @@ BAD_TOOL = {
     "type": "function",
     "function": {
         "name": "f",
+        "strict": True,
         "parameters": {"type": "object", "properties": {"a": {"type": "objekt"}}},
     },
 }
@@ -120,10 +121,10 @@ def test_json_object_allows_any_object(client: openai.OpenAI) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
             "response_format.json_schema.schema",
         ),
-        ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ({"tools": [BAD_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         (
             {"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tools",
+            "tools[0].function.parameters",
         ),
         (
             {"tools": [BAD_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},

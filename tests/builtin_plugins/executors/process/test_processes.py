@@ -24,7 +24,7 @@ from tests.timeouts import TIMEOUT_S
 
 KINDS = Heartbeat | Connected | Failed
 HERE = Path(__file__)
-FOLDERS = [str(HERE.parent), str(HERE.parents[3])]
+FOLDERS = [str(HERE.parent), str(HERE.parents[4])]
 """Folders of this file and of its imports."""
 
 

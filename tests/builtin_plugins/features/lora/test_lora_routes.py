@@ -83,14 +83,17 @@ def test_model_field_selects_the_adapter(api: Api) -> None:
 
 def test_metrics_list_running_adapters(api: Api) -> None:
     async def look() -> str:
-        task = asyncio.ensure_future(
-            api.request("/v1/chat/completions", model="arr", **CHAT | {"max_tokens": 60})
-        )
-        page = ""
-        while not task.done() and 'running_lora_adapters="arr"' not in page:
-            page = (await api.request("/metrics", "GET")).text
-        await task
-        return page
+        """Return the page of a moment at which a request runs; one may end between two pages."""
+        while True:
+            task = asyncio.ensure_future(
+                api.request("/v1/chat/completions", model="arr", **CHAT | {"max_tokens": 60})
+            )
+            page = ""
+            while not task.done() and 'running_lora_adapters="arr"' not in page:
+                page = (await api.request("/metrics", "GET")).text
+            await task
+            if 'running_lora_adapters="arr"' in page:
+                return page
 
     (page,) = api.together(look())
     line = next(line for line in page.splitlines() if line.startswith("engine_lora_requests_info{"))

@@ -52,7 +52,7 @@ ANSWERED = [
 def renderer(template: str) -> JinjaRenderer:
     config: Any = EngineConfig(model=ModelConfig(chat_template=template))
     tokenizer: Any = SimpleNamespace(
-        chat_template=None, eos_token_id=None, special_tokens_map=SPECIAL
+        chat_template=None, eos_token_id=None, special_ids=(), special_tokens_map=SPECIAL
     )
     source: Any = SimpleNamespace(name="m")
     return JinjaRenderer(tokenizer, source, config)

@@ -74,6 +74,7 @@ def test_contenders_are_chosen_by_name_and_bits() -> None:
     everyone = contenders({16: {}, 8: {"quantization": "x"}})
     assert [one.name for one in choose(everyone, [8], [])] == [
         "engine int8",
+        "engine Q8_0",
         "OpenVINO int8",
         "llama.cpp Q8_0",
     ]
