@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin
@@ -31,11 +32,22 @@ _SINGLE: Final = (
 _DRAFTS: Final = {
     "draft-03": 3,
     "draft-04": 4,
+    "draft-05": 4,
     "draft-06": 6,
     "draft-07": 7,
-    "2019-09": 2019,
-    "2020-12": 2020,
+    "draft/2019-09": 2019,
+    "draft/2020-12": 2020,
+    "": 2020,
 }
+"""Drafts by their part of the meta-schema's URI; draft 5 has the meta-schema of draft 4."""
+_META_SCHEMA: Final = re.compile(
+    r"https?://(?:www\.)?json-schema\.org/(?:(?P<draft>[^#]*)/)?(?:hyper-)?schema#?"
+)
+_ANNOTATING: Final = (
+    (re.compile(r"https?://spec\.openapis\.org/oas/3\.1/dialect/.+"), 2020),
+    (re.compile(r"https?://iglucentral\.com/schemas/.*/jsonschema/1-0-0#?"), 4),
+)
+"""Meta-schemas that only add annotations to a draft: of OpenAPI 3.1 and of Snowplow."""
 LATEST: Final = 2020
 
 
@@ -56,9 +68,7 @@ class Document:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        named = root.get("$schema") if isinstance(root, Mapping) else None
-        found = [draft for text, draft in _DRAFTS.items() if text in str(named)]
-        self.draft = found[0] if found else LATEST
+        self.draft = LATEST if not isinstance(root, Mapping) else _draft_of(root, "")
         """The draft of the schema: its number or year."""
         self._paths: dict[int, str] = {}
         self._bases: dict[int, str] = {}
@@ -85,6 +95,7 @@ class Document:
             part, path, base = pending.pop()
             if not isinstance(part, Mapping) or id(part) in self._bases:
                 continue
+            _draft_of(part, path)
             base = self._register(part, base)
             self._paths[id(part)] = path
             self._bases[id(part)] = base
@@ -137,6 +148,26 @@ class Document:
         if isinstance(found, Mapping) and id(found) not in self._bases:
             self._scan(found, fragment, base)  # in a keyword that holds no schemas
         return found
+
+
+def _draft_of(schema: Mapping[str, Any], path: str) -> int:
+    """Return the draft that a schema names. Raises `UnsupportedSchemaError` for an unknown one.
+
+    A meta-schema of one's own may switch keywords off, so it is not taken for a draft.
+    """
+    named = schema.get("$schema")
+    if named is None:
+        return LATEST
+    if isinstance(named, str):
+        match = _META_SCHEMA.fullmatch(named)
+        if match and (draft := _DRAFTS.get(match["draft"] or "")) is not None:
+            return draft
+        for pattern, draft in _ANNOTATING:
+            if pattern.fullmatch(named):
+                return draft
+    raise UnsupportedSchemaError(
+        "$schema", f"names no draft from 3 to 2020-12: {named!r:.80}", path
+    )
 
 
 def _join(base: str, ref: str) -> str:

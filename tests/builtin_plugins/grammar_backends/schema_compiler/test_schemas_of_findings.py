@@ -115,11 +115,60 @@ def test_masks_allow_valid_texts_only(schema: Any, fits: str, fails: str) -> Non
         ({"properties": {"a": 5}}, "schema"),
         ({"anyOf": {}}, "anyOf"),
         ({"pattern": "(" * 5000}, "schema|pattern"),
+        ({"$schema": "http://localhost:1234/draft2020-12/no-validation.json"}, r"\$schema"),
+        ({"$schema": "https://json-schema.org/draft/2031-01/schema"}, r"\$schema"),
+        ({"$schema": "https://a.b/draft-07/schema#"}, r"\$schema"),
+        ({"$schema": "draft-07"}, r"\$schema"),
+        ({"$schema": 7}, r"\$schema"),
+        ({"items": {"$id": "x", "$schema": "https://a.b/c"}}, r"\$schema at /items"),
     ],
 )
 def test_schemas_that_cannot_be_held_are_rejected_by_keyword(schema: Any, keyword: str) -> None:
     with pytest.raises(UnsupportedSchemaError, match=f"^(?:{keyword})"):
         compile_schema(schema)
+
+
+@pytest.mark.parametrize("end", ["", "#"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    ("draft", "reads_tuples"),
+    [
+        ("draft-03/", True),
+        ("draft-04/", True),
+        ("draft-05/", True),
+        ("draft-06/", True),
+        ("draft-07/", True),
+        ("draft/2019-09/", True),
+        ("draft/2020-12/", False),
+        ("", False),
+    ],
+)
+def test_every_spelling_of_a_draft_is_known(
+    draft: str, reads_tuples: bool, scheme: str, end: str
+) -> None:
+    schema = {"$schema": f"{scheme}://json-schema.org/{draft}schema{end}"}
+    assert compile_schema(schema)
+    if reads_tuples:
+        assert compile_schema({**schema, **TUPLE})
+    else:
+        assert compile_schema({**schema, "prefixItems": TUPLE["items"]})
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "https://spec.openapis.org/oas/3.1/dialect/base",
+        "http://iglucentral.com/schemas/com.snowplowanalytics.self-desc/schema/jsonschema/1-0-0#",
+        None,
+    ],
+)
+def test_meta_schemas_that_only_annotate_are_known(named: Any) -> None:
+    assert compile_schema({"$schema": named, "type": "object"})
+
+
+def test_property_named_like_the_meta_schema_is_no_meta_schema() -> None:
+    schema = {"properties": {"$schema": {"type": "string"}}, "required": ["$schema"]}
+    assert ByteMasks(schema).allow('{"$schema": "mine"}')
 
 
 def test_keywords_that_cannot_be_held_are_left_out_one_by_one() -> None:
