@@ -87,6 +87,8 @@ class Decoder(nn.Module):
         width = spec.embed_size or hidden
         ties = bool(spec.tied_head and spec.has_head and context.pipeline.is_last)
         self.embed = Embedding(spec.vocab_size, width, context, weights, names.embed, is_head=ties)
+        if spec.tied_head and spec.has_head and not context.pipeline.is_last:
+            _accept_head_as(f"{names.embed}.weight", (spec.vocab_size, width), names.head, weights)
         self.embed_in = _resize(
             width, hidden, names.embed_in, context, weights, bias=spec.embed_in_last
         )
@@ -336,6 +338,14 @@ def _resize(
     if width == to:
         return None
     return Linear(context, weights, name, width, [Slice("out", to)], bias=bias)
+
+
+def _accept_head_as(embed: str, shape: tuple[int, int], head: str, weights: WeightMap) -> None:
+    """Accept the tied head of another stage as the embedding, if the checkpoint has only that."""
+    stored: list[torch.Tensor] = []
+    weights.add_alternative(f"{head}.weight", shape, stored.append, of=())
+    weights.add_fallback(embed, lambda: stored[-1] if stored else None)
+    weights.after_load(stored.clear)
 
 
 def _expect_table(

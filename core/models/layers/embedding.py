@@ -164,11 +164,16 @@ class Head(nn.Module):
         name: str,
         device: str,
     ) -> None:
-        """Accept a stored head instead of the embedding; one that equals it is dropped."""
+        """Accept a stored head instead of the embedding; one that equals it is dropped.
+
+        In a checkpoint without an embedding the head is the embedding, too.
+        """
         apart = WeightMap()
+        stored: torch.Tensor | None = None
 
         def untie(tensor: torch.Tensor) -> None:
-            nonlocal apart
+            nonlocal apart, stored
+            stored = tensor
             if self.rows is tied_to:
                 apart = WeightMap()
                 with torch.device(device):
@@ -179,10 +184,14 @@ class Head(nn.Module):
                 self.rows = tied_to
 
         def tie_equal() -> None:
+            nonlocal stored
+            stored = None
             if self.rows is not tied_to and _are_equal(self.rows, tied_to):
                 self.rows = tied_to
 
         weights.add_alternative(name, shape, untie, of=())
+        for prefix in tied_to.parts:
+            weights.add_fallback(f"{prefix}.weight", lambda: stored)
         weights.after_load(tie_equal)
 
     def _expect_bias(self, whole: nn.Parameter, weights: WeightMap, prefix: str, row: str) -> None:

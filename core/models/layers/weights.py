@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
@@ -63,6 +64,7 @@ class WeightMap:
         """Number of loads; KV computed with an earlier version is stale."""
         self._slots: dict[str, WeightSlot] = {}
         self._alternatives: dict[str, tuple[Mapping[str, WeightSlot], Sequence[str]]] = {}
+        self._fallbacks: dict[str, Callable[[], torch.Tensor | None]] = {}
         self._shared: dict[str, Any] = {}
         self._maps: dict[str, WeightMap] = {}
         self._after_load: list[Callable[[], None]] = []
@@ -121,6 +123,13 @@ class WeightMap:
         """Accept all of `slots` instead of the tensors `of`, if the checkpoint has one of them."""
         self._alternatives |= dict.fromkeys(slots, (slots, of))
 
+    def add_fallback(self, name: str, read: Callable[[], torch.Tensor | None]) -> None:
+        """Load what `read` returns as an expected tensor, if a checkpoint lacks it.
+
+        `read` is called after the other tensors are loaded; None: the tensor is missing.
+        """
+        self._fallbacks[name] = read
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of every expected tensor with a known shape."""
         return {
@@ -133,7 +142,8 @@ class WeightMap:
         """
         waiting = self._all_slots()
         faults = LoadErrors()
-        touched = _load_slots(self._matched(tensors, waiting, faults))
+        matched = chain(self._matched(tensors, waiting, faults), self._fallen_back(waiting))
+        touched = _load_slots(matched)
         faults.check(waiting)
         for call in (*touched, *self._after_load_calls()):
             call()
@@ -162,6 +172,16 @@ class WeightMap:
             for name, slot in part._all_slots().items()
         )
         return {**self._slots, **dict(below)}
+
+    def _fallen_back(
+        self, waiting: dict[str, WeightSlot], under: str = ""
+    ) -> Iterator[tuple[str, WeightSlot, torch.Tensor]]:
+        """Yield the missing tensors that have a fallback."""
+        for name, read in self._fallbacks.items():
+            if under + name in waiting and (tensor := read()) is not None:
+                yield under + name, waiting.pop(under + name), tensor
+        for prefix, part in self._maps.items():
+            yield from part._fallen_back(waiting, under + prefix)
 
     def _after_load_calls(self) -> list[Callable[[], None]]:
         return [

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
 from core.config.sections import LoadConfig, ModelConfig
+from core.errors import ModelError
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.loading import load_model
 from core.plugin.registry import Registry
@@ -104,6 +105,59 @@ def test_head_next_to_tied_embeddings_is_tied_only_if_equal(
 
     change(folder, with_head)
     check(folder, our_logits, by_transformers)
+
+
+def with_head_only(tensors: Tensors) -> Tensors:
+    others = {name: tensor for name, tensor in tensors.items() if name not in EMBEDDINGS}
+    return {**others, "lm_head.weight": embedding_of(tensors)}
+
+
+@pytest.mark.parametrize("architecture", [*TIED, *UNTIED[:2]])
+def test_tied_head_without_an_embedding_is_the_embedding_too(
+    architecture: str,
+    folder_of: Callable[[str], Path],
+    our_logits: Callable[[Path], torch.Tensor],
+    by_transformers: Callable[[Path], Any],
+) -> None:
+    folder = folder_of(architecture)
+    tie(folder)
+    change(folder, with_head_only)
+    check(folder, our_logits, by_transformers)
+
+
+def test_head_without_an_embedding_is_an_error_unless_tied(
+    folder_of: Callable[[str], Path], our_logits: Callable[[Path], torch.Tensor]
+) -> None:
+    folder = folder_of("LlamaForCausalLM")
+    change(folder, with_head_only)
+    with pytest.raises(ModelError, match=r"1 missing tensors: model\.embed_tokens"):
+        our_logits(folder)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_pipeline_stage_reads_a_tied_head_without_an_embedding(
+    rank: int, folder_of: Callable[[str], Path], registry: Registry
+) -> None:
+    folder = folder_of("Qwen3ForCausalLM")
+    change(folder, with_head_only)
+    config = EngineConfig(ModelConfig(str(folder)), LoadConfig("auto"))
+    source = registry.find_model(str(folder), config)
+    assert source is not None
+    model: Any
+    model, _ = load_model(
+        config,
+        source,
+        registry,
+        device="cpu",
+        dtype=torch.float32,
+        attention=OneSequenceAttention(),
+        group=ParallelGroup(),
+        pipeline=Pipeline(2, rank),
+    )
+    stored = load_file(folder / "model.safetensors")["lm_head.weight"]
+    rows, width = stored.shape
+    found = model.embed(torch.arange(rows)) if rank == 0 else model.head(torch.eye(width)).T
+    torch.testing.assert_close(found, stored, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", [*TIED, *UNTIED])
