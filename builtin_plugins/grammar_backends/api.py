@@ -17,8 +17,12 @@ from builtin_plugins.grammar_backends.json_schema import (
     schema_parts,
     unsupported_keyword,
 )
-from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+from builtin_plugins.grammar_backends.schema_compiler.document import (
+    UncheckedError,
+    UnsupportedSchemaError,
+)
 from builtin_plugins.grammar_backends.schema_compiler.enforceable import (
+    broken_keywords,
     check_schema,
     enforceable,
 )
@@ -29,8 +33,10 @@ __all__ = [
     "Grammar",
     "GrammarBackend",
     "GrammarState",
+    "UncheckedError",
     "UnsupportedSchemaError",
     "Vocabulary",
+    "broken_keywords",
     "check_schema",
     "constraint_of",
     "enforceable",

@@ -63,6 +63,10 @@ class UnsupportedSchemaError(ValueError):
         """JSON pointer of the schema that has the keyword; "" also if that is unknown."""
 
 
+class UncheckedError(Exception):
+    """A value cannot be checked: it takes too much work, or the schema cannot be evaluated."""
+
+
 class Document:
     """Resolves references within one schema; never reads another document."""
 

@@ -38,6 +38,18 @@ def enforceable(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {"type": "object", "additionalProperties": True}, left_out
 
 
+def broken_keywords(schema: dict[str, Any], value: str) -> list[str]:
+    """Return the paths of the keywords of a schema that a JSON text does not follow.
+
+    Takes about a tenth of a second of CPU time at most. Raises `UncheckedError`.
+    """
+    from builtin_plugins.grammar_backends.schema_compiler.validation import (  # faster start-up
+        find_broken,
+    )
+
+    return find_broken(schema, value)
+
+
 def _remove(schema: Any, error: UnsupportedSchemaError) -> Iterator[str]:
     """Remove the keyword of an error: where it says, or everywhere; yield the paths."""
     pending = [(schema, "")]

@@ -144,7 +144,7 @@ class MessageEndpoint(Generic[F]):
                 stream=protocol.streams(parsed.fields),
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=lambda job: parsed.headers_with(job.chat.ignored),
+                headers=lambda job: parsed.headers_with(job.chat.ignored) | job.chat.headers,
             )
         except InvalidRequest as error:
             raise protocol.refusal(error, parsed.fields) from None
@@ -170,6 +170,7 @@ class MessageEndpoint(Generic[F]):
             async for output in outputs:
                 job.writer.record(answer.events_for(output))
         job.writer.record([await answer.finish()])
+        await job.chat.check_calls()
         return job.writer.answer
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
     CallBegun,
     CallEnded,
     Piece,
@@ -16,6 +17,7 @@ from builtin_plugins.output_parsers.api import (
     TextPiece,
 )
 from builtin_plugins.routes.common.beam_search import generate_or_search
+from builtin_plugins.routes.common.call_check import CallCheck
 from builtin_plugins.routes.common.conversation import (
     AnswerFinished,
     AnswerStarted,
@@ -50,10 +52,22 @@ class PreparedChat:
     """Length penalty of a beam search; None samples."""
     ignored: tuple[str, ...] = ()
     """Names of fields that had no effect."""
+    call_check: CallCheck | None = None
+    """Check of the calls of a whole answer; None: nothing is left out of their constraint."""
 
     def choice_parser(self) -> ChoiceParser:
         """Return the parser of one of the answers."""
-        return ChoiceParser(self.formats, self.sampling, self.max_calls)
+        return ChoiceParser(self.formats, self.sampling, self.max_calls, self.call_check)
+
+    async def check_calls(self) -> None:
+        """Check the parsed calls of a whole answer."""
+        if self.call_check is not None:
+            await self.call_check.run()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers about the checked calls."""
+        return {} if self.call_check is None else self.call_check.headers
 
 
 class ChatPipeline:
@@ -89,6 +103,7 @@ class ChatPipeline:
             None if conversation.parallel_tool_calls else 1,
             conversation.beams,
             (*thinking.ignored, *unenforced),
+            CallCheck(conversation.tools) if unenforced and not conversation.stream else None,
         )
 
     async def count(self, conversation: Conversation) -> int:
@@ -250,11 +265,18 @@ class ChoiceParser:
     """Parses one choice of an answer into text, reasoning and tool calls."""
 
     def __init__(
-        self, formats: AnswerFormats | None, sampling: SamplingParams, max_calls: int | None = None
+        self,
+        formats: AnswerFormats | None,
+        sampling: SamplingParams,
+        max_calls: int | None = None,
+        check: CallCheck | None = None,
     ) -> None:
         self._formats = formats
         self._parser = None if formats is None else formats.output_parser(sampling)
         self._max_calls = max_calls
+        self._check = check
+        self._arguments: list[str] = []
+        """Arguments of the open call, if they are checked."""
         self._reasoning: list[str] = []
         self._name = ""
         """Name of the open call."""
@@ -284,11 +306,17 @@ class ChoiceParser:
             return False
         if isinstance(piece, CallBegun):
             self._name = piece.name
+            self._arguments.clear()
+        elif isinstance(piece, ArgumentsPiece):
+            if self._check is not None:
+                self._arguments.append(piece.text)
         elif isinstance(piece, CallEnded):
             self._num_complete += piece.whole
             self._num_broken += not piece.whole
             if piece.whole and self._formats is not None:
                 self._formats.count_call(self._name)
+            if piece.whole and self._check is not None:
+                self._check.add(self._name, "".join(self._arguments))
         return True
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:

@@ -95,7 +95,7 @@ class ChatCompletions:
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=lambda job: parsed.headers_with(job.chat.ignored),
+                headers=lambda job: parsed.headers_with(job.chat.ignored) | job.chat.headers,
             )
         except InvalidRequest as error:
             forced = fields.tool_choice not in (None, "none", "auto")
@@ -185,6 +185,7 @@ class ChatCompletions:
             if job.echo:
                 message["content"] = job.echo + (message["content"] or "")
             choices.append(self._choice(job, completion, "message", message, parser))
+        await job.chat.check_calls()
         usage.reasoning_tokens = await self._pipeline.reasoning_tokens(job.chat, parsers)
         more: dict[str, Any] = extension_fields([output]) | usage.metrics()
         if job.chat.sampling.prompt_logprobs is not None:

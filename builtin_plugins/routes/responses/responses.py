@@ -133,7 +133,9 @@ class Responses:
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
-                headers=lambda job: parsed.headers_with((*tools.ignored, *job.chat.ignored)),
+                headers=lambda job: (
+                    parsed.headers_with((*tools.ignored, *job.chat.ignored)) | job.chat.headers
+                ),
             )
         except InvalidRequest as error:
             refused = with_client_names(error, forced=fields.tool_choice not in ("none", "auto"))
@@ -276,6 +278,7 @@ class Responses:
         async with aclosing(self._typed_events(job)) as events:
             async for _ in events:
                 pass
+        await job.chat.check_calls()
         return job.writer.response
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from builtin_plugins.routes.common.call_check import UNHELD_HEADER, CallCheck
 from builtin_plugins.routes.common.tool_schemas import enforced_tools
 
 DISTINCT = {
@@ -33,6 +35,9 @@ HELD = {
     },
     "root type list": {"type": ["object", "null"], "properties": {}},
 }
+EQUAL = '[{"name": "f", "arguments": {"a": ["x", "x"]}}]'
+DIFFERENT = '[{"name": "f", "arguments": {"a": ["x", "y"]}}]'
+UNHELD = "x-unheld-constraints"
 CHOICES = ["required", {"type": "function", "function": {"name": "f"}}]
 PATH = "tools.0.function.parameters.properties.a.uniqueItems"
 
@@ -98,3 +103,55 @@ def test_schema_that_allows_nothing_becomes_any_object() -> None:
 def test_root_of_another_type_is_rejected(api) -> None:
     reply = api.chat("x", tools=[tool({"type": ["array", "null"]})], tool_choice="required")
     assert reply.status_code == 400
+
+
+def post(api: Any, protocol: str, text: str, schema: Any, *, stream: bool = False) -> Any:
+    """Force a call of a tool that is not strict; the engine answers with the text."""
+    body = {"max_tokens": 200, "stream": stream}
+    function = {"name": "f", "parameters": schema}
+    if protocol == "chat/completions":
+        return api.chat(text, tools=[tool(schema)], tool_choice="required", **body)
+    messages = {"messages": [{"role": "user", "content": text}]}
+    if protocol == "responses":
+        del body["max_tokens"]
+        messages = {"input": text}
+        more = {"tools": [{"type": "function", "strict": False, **function}]}
+        more |= {"tool_choice": "required"}
+    elif protocol == "messages":
+        more = {"tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    else:
+        more = {"tools": [{"type": "function", "function": function}], "tool_choice": "REQUIRED"}
+    path = f"/v2/{protocol}" if protocol == "chat" else f"/v1/{protocol}"
+    return api.call("POST", path, json={"model": "echo", **body, **messages, **more})
+
+
+@pytest.mark.parametrize("protocol", ["chat/completions", "responses", "messages", "chat"])
+def test_whole_answer_names_the_constraints_that_it_breaks(api, protocol):
+    breaking = post(api, protocol, EQUAL, DISTINCT)
+    assert (breaking.status_code, breaking.headers[UNHELD]) == (200, PATH)
+    assert post(api, protocol, DIFFERENT, DISTINCT).headers[UNHELD] == "none"
+
+
+def test_streams_and_calls_that_are_held_whole_are_not_checked(api):
+    assert UNHELD not in post(api, "chat/completions", EQUAL, DISTINCT, stream=True).headers
+    assert UNHELD not in post(api, "chat/completions", EQUAL, HELD["not"]).headers
+
+
+@pytest.mark.parametrize(
+    ("calls", "header"),
+    [
+        ([("f", '{"a": ["x", "x"]}')], PATH),
+        ([("f", '{"a": ["x"]}'), ("f", '{"a": ["x", "x"]}')], PATH),
+        ([("f", '{"a": ["x"]}'), ("other", "{}")], "none"),
+        ([("f", '{"a": [' + '"x", ' * 20_000 + '"y"]}')], "unchecked"),
+        ([("f", '{"a": ["x"]}')] * 9, "unchecked"),
+        ([], "none"),
+    ],
+    ids=["broken", "second", "fits", "large", "many", "no call"],
+)
+def test_every_call_of_an_answer_is_checked_up_to_a_limit(calls, header):
+    check = CallCheck([tool(DISTINCT)])
+    for name, arguments in calls:
+        check.add(name, arguments)
+    asyncio.run(check.run())
+    assert check.headers == {UNHELD_HEADER: header}
