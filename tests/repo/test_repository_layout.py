@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import statistics
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -133,9 +135,9 @@ def test_every_changelog_fragment_says_its_type():
     ] == []
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
-    copy = tmp_path / "source"
+def build_wheel(folder: Path, environment: Mapping[str, str]) -> zipfile.ZipFile:
+    """Build the wheel of the tracked files."""
+    copy = folder / "source"
     for path in tracked():
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,13 +149,17 @@ def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
         "--wheel",
         "--no-isolation",
         "--outdir",
-        str(tmp_path),
+        str(folder),
         str(copy),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+def check_wheel(wheel: zipfile.ZipFile, *, has_library: bool) -> None:
+    names = wheel.namelist()
     assert {name.split("/")[0] for name in names} == {
         "core",
         "builtin_plugins",
@@ -161,7 +167,31 @@ def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
         "core-0.1.0.dist-info",
     }
     assert "builtin_plugins/commands/plugins/template/package/pyproject.toml" in names
-    if shutil.which("g++"):
+    if has_library:
         assert "core_kernels/libcore_kernels.so" in names
-        assert wheel.name.startswith("core-0.1.0-py3-none-")
-        assert not wheel.name.endswith("-any.whl")
+        file = Path(str(wheel.filename)).name
+        assert file.startswith("core-0.1.0-py3-none-")
+        assert not file.endswith("-any.whl")
+
+
+def test_wheel_holds_the_packages_and_the_linked_library(tmp_path):
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("c++", "g++"):  # writes its arguments to what it should make
+        compiler = commands / name
+        compiler.write_text(
+            '#!/bin/sh\nfor last; do :; done\ncase $last in *.o|*.so) echo "$@" > "$last";; esac\n'
+        )
+        compiler.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    with build_wheel(tmp_path, environment) as wheel:
+        check_wheel(wheel, has_library=True)
+        linked = wheel.read("core_kernels/libcore_kernels.so").decode().split()
+    parts = {Path(part).name.split(".")[0] for part in linked if part.endswith(".o")}
+    assert {"dispatch", "linear_generic"} <= parts
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
+    with build_wheel(tmp_path, os.environ) as wheel:
+        check_wheel(wheel, has_library=shutil.which("g++") is not None)
