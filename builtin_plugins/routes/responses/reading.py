@@ -52,10 +52,10 @@ def new_id(kind: str) -> str:
 
 
 def references(given: str | Sequence[Item]) -> frozenset[str]:
-    """Return the ids of the items that an input references."""
-    return frozenset(
-        item.id or "" for item in given if isinstance(item, Item) and item.type == _REFERENCE
-    )
+    """Return the ids of the items that an input references; a text references none."""
+    if isinstance(given, str):
+        return frozenset()
+    return frozenset(item.id or "" for item in given if item.type == _REFERENCE)
 
 
 def items_of(

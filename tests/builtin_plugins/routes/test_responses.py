@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from builtin_plugins.routes.responses.fields import Item
-from builtin_plugins.routes.responses.reading import items_of, messages_of
+from builtin_plugins.routes.responses.reading import items_of, messages_of, references
 from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
 from core.api import ConfigError
 
@@ -379,6 +379,19 @@ def test_input_items_by_reference(api):
     assert items[0] == content
     api.call("DELETE", f"/v1/responses/{again['id']}")
     assert send(api, [reference]).status_code == 200  # its first turn_in_order is still there
+
+
+class Text(str):
+    """Fails when its characters are walked."""
+
+    def __iter__(self):
+        raise AssertionError("the characters were walked")
+
+
+def test_text_input_is_not_searched_for_references():
+    assert references(Text("x" * 100)) == frozenset()
+    items = msgspec.convert([{"type": "item_reference", "id": "a"}, {"role": "user"}], list[Item])
+    assert references(items) == {"a"}
 
 
 def test_store_false_stores_nothing(api):
