@@ -13,7 +13,7 @@ import logging
 import math
 import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -105,6 +105,17 @@ async def read_request(
 def client_name(request: Request) -> str:
     """Return the server's name for the client, or an empty string for an unknown client."""
     return str(request.scope.get("state", {}).get("client_name", ""))
+
+
+def owner_name(request: Request) -> str:
+    """Return the server's name for the owner of what a request leaves on the server."""
+    return str(request.scope.get("state", {}).get("owner", ""))
+
+
+def reserve_bytes(request: Request) -> Callable[[int], None]:
+    """Return the function that counts bytes a request makes the server read, like its body."""
+    reserve: Callable[[int], None] | None = request.scope.get("state", {}).get("reserve_bytes")
+    return reserve or (lambda num_bytes: None)
 
 
 def release_body(request: Request) -> None:

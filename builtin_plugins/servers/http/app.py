@@ -46,6 +46,8 @@ class EngineApp(FastAPI):
         routes = collect_routes(groups)
         if not options.get("disable_fastapi_docs"):
             routes.append(Route(PATH, self._describe, methods=["GET"], include_in_schema=False))
+        self.template_of = Templates(routes)
+        """Returns the route template of a path."""
         self._groups = groups
         super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
         self.root_path = options.get("root_path") or ""  # deprecated as an argument of FastAPI
@@ -61,7 +63,8 @@ class EngineApp(FastAPI):
             self.limits,
             api_keys=_keys(options.get("api_key") or ()),
             public_paths=self._public,
-            template_of=Templates(routes),
+            tenant_header=options.get("tenant_header") or "",
+            template_of=self.template_of,
             error_forms=self._error_forms,
             methods=_methods(routes),
             request_id_headers=bool(options.get("enable_request_id_headers")),

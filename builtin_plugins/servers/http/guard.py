@@ -45,6 +45,7 @@ class Guard:
         limits: Limits,
         *,
         api_keys: Iterable[str] = (),
+        tenant_header: str = "",
         public_paths: Collection[str] = (),
         request_id_headers: bool = False,
         template_of: Callable[[str], str] = lambda path: "",
@@ -59,6 +60,7 @@ class Guard:
         self._app = app
         self._limits = limits
         self._keys = tuple(_digest(key.encode()) for key in api_keys)
+        self._tenant_header = tenant_header.lower().encode("latin-1")
         self._body_limiter = BodyLimiter(limits)
         self._start_throttle = StartThrottle()
         self._body_parsing = FairSemaphore(1)
@@ -93,6 +95,7 @@ class Guard:
         )
         reservation = self._body_limiter.open(self._name(scope))
         scope["state"]["release_body"] = reservation.release
+        scope["state"]["reserve_bytes"] = reservation.announce
         scope["state"]["body_parsing"] = self._body_parsing
         scope["state"]["sse_keep_alive_s"] = self._limits.sse_keep_alive_s
         scope["state"]["describe"] = partial(self._describe, scope)
@@ -203,15 +206,23 @@ class Guard:
 
     def _name(self, scope: Scope) -> str:
         """Return the client's name and store it for routes: its key if there are several keys, else
-        its address.
+        its tenant or its address.
+
+        Routes also get the owner of what the request leaves: the key, even if it is the only one.
         """
-        key = self._known(scope) if len(self._keys) > 1 else b""
-        if key:
+        key = self._known(scope)
+        tenant = b""
+        if self._tenant_header and not self._keys:
+            tenant = _header(scope, self._tenant_header)
+        if key and len(self._keys) > 1:
             name = key.hex()[:16]
+        elif tenant:
+            name = f"tenant-{_digest(tenant).hex()[:16]}"
         else:
             peer = scope.get("client")
             name = _network(peer[0]) if peer else "local"
         scope["state"]["client_name"] = name
+        scope["state"]["owner"] = f"key-{key.hex()[:32]}" if key else name
         return name
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -81,6 +81,13 @@ def _access() -> list[Option]:
     return [
         Option("api_key", list[str], [], keys),
         Option(
+            "tenant_header",
+            str | None,
+            None,
+            "Header in which a proxy names the tenant of a request, on a server without API keys; "
+            "default: each address is a tenant.",
+        ),
+        Option(
             "allowed_origins",
             list[str],
             [],

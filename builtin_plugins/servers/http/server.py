@@ -109,7 +109,9 @@ class HttpServer:
         is_logged = partial(
             _is_logged, self.app.quiet_paths, frozenset(map(str.strip, hidden.split(",")))
         )
+        hide_ids = partial(_hide_ids, self.app.template_of)
         access.addFilter(is_logged)
+        access.addFilter(hide_ids)
         before_s = sys.getswitchinterval()
         before = gc.get_threshold()
         sys.setswitchinterval(SWITCH_S)
@@ -120,6 +122,7 @@ class HttpServer:
             sys.setswitchinterval(before_s)
             gc.set_threshold(*before)
             access.removeFilter(is_logged)
+            access.removeFilter(hide_ids)
             close(listener, self._options)
         return 0 if server.started and not server.engine_died else 1
 
@@ -296,6 +299,15 @@ def _is_logged(
     if path in hidden_paths:
         return False
     return path not in quiet_paths or not isinstance(status, int) or status >= 400
+
+
+def _hide_ids(template_of: Callable[[str], str], record: logging.LogRecord) -> bool:
+    """Log the template of a path with parameters, such as ids, and not its query."""
+    if isinstance(record.args, tuple) and len(record.args) >= 5:
+        template = template_of(str(record.args[2]).partition("?")[0])
+        if "{" in template:
+            record.args = (*record.args[:2], template, *record.args[3:])
+    return True
 
 
 def _shutdown_timeout(options: Mapping[str, Any]) -> float | None:

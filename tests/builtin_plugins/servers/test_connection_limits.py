@@ -286,6 +286,29 @@ def test_client_name_is_api_key_or_address():
     assert name_of(("::ffff:10.0.0.1", 1)) == "10.0.0.1"
 
 
+def owner_of(peer, headers=(), **settings):
+    scope: Scope = {"client": peer, "headers": list(headers), "state": {}}
+    Guard(None, limits_of(), **settings)._name(scope)
+    return scope["state"]["owner"]
+
+
+def test_owner_is_api_key_or_tenant_or_address():
+    one, two = ([(b"authorization", b"Bearer " + key)] for key in (b"one", b"two"))
+    here = ("10.0.0.1", 1)
+    there = ("10.0.0.2", 2)
+    keys = ["one", "two"]
+    assert owner_of(here, one, api_keys=keys) == owner_of(there, one, api_keys=["one"])
+    assert owner_of(here, one, api_keys=keys) != owner_of(here, two, api_keys=keys)
+    assert b"one" not in owner_of(here, one, api_keys=keys).encode()
+    assert owner_of(here) == "10.0.0.1"
+    tenants = [[(b"x-tenant", name), *one] for name in (b"a", b"b")]
+    by_tenant = [owner_of(here, each, tenant_header="X-Tenant") for each in tenants]
+    assert by_tenant[0] == owner_of(there, tenants[0], tenant_header="X-Tenant") != by_tenant[1]
+    assert owner_of(here, tenants[0]) == "10.0.0.1"  # no header is trusted without the option
+    by_key = [owner_of(here, each, tenant_header="X-Tenant", api_keys=["one"]) for each in tenants]
+    assert by_key[0] == by_key[1] == owner_of(here, one, api_keys=["one"])
+
+
 def test_client_name_reaches_engine():
     with Served() as served:
         served.complete()

@@ -15,12 +15,14 @@ import time
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.prometheus.memory import resident_bytes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.servers.http import limits
-from builtin_plugins.servers.http.server import HttpServer
+from builtin_plugins.servers.http.app import Templates
+from builtin_plugins.servers.http.server import HttpServer, _hide_ids
 from core.api import ConfigError
 from core.config import EngineConfig
 from core.testing.echo_engine import EchoEngine
@@ -414,3 +416,15 @@ def test_probes_are_not_access_logged(caplog):
         ]
     paths = [line.split('"')[1].split()[1] for line in lines]
     assert paths == ["/v1/models", "/nowhere", "/readyz?why"]
+
+
+def test_path_parameters_are_not_access_logged(caplog):
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s "%s %s" %s %d', (), None)
+    template_of = Templates([Route("/v1/responses/{response_id}/input_items", print)])
+    for path, logged in (
+        ("/v1/responses/resp_1/input_items?after=msg_1", "/v1/responses/{response_id}/input_items"),
+        ("/nowhere?a=b", "/nowhere?a=b"),
+    ):
+        record.args = ("127.0.0.1:1", "GET", path, "1.1", 200)
+        assert _hide_ids(template_of, record)
+        assert record.args == ("127.0.0.1:1", "GET", logged, "1.1", 200)
