@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.api import plugin_faults
-from builtin_plugins.routes.common.body import read_request
+from builtin_plugins.routes.common.body import owner_name, read_request
 from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
-from builtin_plugins.routes.common.request_ids import id_aliases
+from builtin_plugins.routes.common.request_ids import id_aliases, is_owned
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.operator.profiling import NAME as PROFILING
@@ -237,10 +237,16 @@ class OperatorRoutes:
             raise _off("the profiler", "--profiler-config '{\"torch_profiler_dir\": DIR}'")
 
     async def _abort(self, request: Request) -> JSONResponse:
-        """Abort requests by the ids of their answers; without ids, all requests."""
+        """Abort requests by the ids of their answers; without ids, all requests.
+
+        Without the operator switch, only token requests of the same owner.
+        """
         parsed = await read_request(request, AbortFields, strict=self._strict)
         aliases = set(parsed.fields.request_ids)
         ids = self._engine.open_ids()
+        if not self._is_on:
+            owner = owner_name(request)
+            ids = [each for each in ids if is_owned(each, owner)]
         if aliases:
             ids = [each for each in ids if aliases & id_aliases(each)]
         await self._end(ids)

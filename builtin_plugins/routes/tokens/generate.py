@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from builtin_plugins.routes.common.body import MAX_CONTEXTS, client_name, read_request, release_body
+from builtin_plugins.routes.common.body import (
+    MAX_CONTEXTS,
+    client_name,
+    owner_name,
+    read_request,
+    release_body,
+)
 from builtin_plugins.routes.common.fields import (
     SAMPLING_FIELDS,
     Priority,
@@ -115,7 +121,7 @@ class TokenRoutes:
         run = self._engine.generate(
             {"prompt_token_ids": fields.token_ids},
             sampling,
-            engine_id(client_id),
+            engine_id(client_id, owner_name(request)),
             priority=fields.priority,
             cache_salt=fields.cache_salt,
             client=client_name(request),

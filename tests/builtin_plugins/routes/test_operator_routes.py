@@ -95,6 +95,14 @@ class Called(EchoEngine):
         return [data]
 
 
+class Recorder(EchoEngine):
+    """Lists all requests as unfinished."""
+
+    def generate(self, prompt: Any, sampling: Any, request_id: str, **options: Any) -> Any:
+        self.open.append(request_id)
+        return super().generate(prompt, sampling, request_id, **options)
+
+
 @pytest.fixture
 def api() -> Api:
     return Api(
@@ -270,6 +278,30 @@ def test_generate_errors_name_field(api: Api, body: dict[str, Any], field: str) 
 def test_generate_route_needs_tokens_only() -> None:
     assert Api(EchoEngine()).post(GENERATE, token_ids=[1]).status_code == 404
     assert Api(EchoEngine(), tokens_only=True).post("/abort_requests").status_code == 200
+
+
+def test_tokens_only_aborts_own_requests_only() -> None:
+    one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+    api = Api(Recorder(), tokens_only=True, api_key=["one", "two"])
+
+    def abort(headers: dict[str, str], *request_ids: str) -> tuple[int, list[str]]:
+        api.engine.aborted.clear()
+        body = {"request_ids": list(request_ids)}
+        reply = api.call("POST", "/abort_requests", json=body, headers=headers)
+        return reply.json()["aborted"], list(api.engine.aborted)
+
+    for headers, name in ((one, "a"), (two, "b-0123456789abcdef01234567")):
+        body = {"token_ids": [72], "request_id": name}
+        assert api.call("POST", GENERATE, json=body, headers=headers).status_code == 200
+    first, second = api.engine.open
+    api.engine.open.append("chatcmpl-c-0123abcd")  # of a route without owners
+    assert abort(one) == (1, [first])
+    assert abort(two) == (1, [second])
+    assert abort(two, "generate-tokens-a") == (0, [])
+    assert abort(two, first) == (0, [])
+    assert abort(one, "generate-tokens-a") == (1, [first])
+    operator = Api(api.engine, tokens_only=True, enable_operator_routes=True, api_key=["two"])
+    assert operator.call("POST", "/abort_requests", json={}, headers=two).json()["aborted"] == 3
 
 
 def test_tokenizer_info_needs_the_switch() -> None:
