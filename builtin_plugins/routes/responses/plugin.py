@@ -26,7 +26,14 @@ def engine_options() -> list[Option]:
             "responses_store_bytes",
             Annotated[int, Range(0, 1 << 44)],
             64 * 1024 * 1024,
-            "Largest total size of stored responses; the oldest are evicted first. 0 stores none.",
+            "Largest total size of stored responses. 0 stores none.",
+        ),
+        Option(
+            "responses_store_owner_bytes",
+            Annotated[int, Range(0, 1 << 44)] | None,
+            None,
+            "Largest size of the stored responses of one owner; the oldest are evicted first; "
+            "default: an equal share for each API key, without keys a quarter of the store.",
         ),
         Option(
             "responses_image_placeholder",

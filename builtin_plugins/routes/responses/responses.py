@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.common.body import ParsedBody, client_name, release_body
+from builtin_plugins.routes.common.body import (
+    ParsedBody,
+    client_name,
+    owner_name,
+    release_body,
+    reserve_bytes,
+)
 from builtin_plugins.routes.common.conversation import AnswerStarted, Conversation
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import feature_fields, sampling_fields
@@ -50,14 +56,16 @@ from builtin_plugins.routes.responses.reading import (
     with_placeholders,
 )
 from builtin_plugins.routes.responses.session import Session, check_call_outputs
-from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
+from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import (
     BackgroundRun,
     BackgroundRuns,
     StoredResponses,
     as_json,
     chain_items,
+    store_input,
 )
+from builtin_plugins.routes.responses.tables import StoredResponse
 from builtin_plugins.routes.responses.tools import SKIPPED_TOOL_TYPES, RequestTools
 from builtin_plugins.routes.responses.writing import ResponseWriter
 from core.api import TOO_LONG, InvalidRequest, SamplingParams
@@ -77,7 +85,7 @@ class _Job:
     chain: Sequence[StoredResponse]
     """The responses that it continues, if there is a session."""
     items: list[dict[str, Any]]
-    """Items of its own input, if there is a session."""
+    """Items of its own input, if there is a session, or until a background response starts."""
     failure: Callable[[BaseException], tuple[int, str]]
     """Returns the status and message of an exception."""
 
@@ -150,10 +158,8 @@ class Responses:
         await choose_model(self._engine, fields.model)
         try:
             tools = RequestTools.of(fields.tools, fields.tool_choice)
-            chain = await self._chain(fields, None)
-            conversation, _ = await self._conversation(
-                fields, parsed.others, tools, client_name(request), chain
-            )
+            chain = await self._chain(request, fields, None)
+            conversation, _ = await self._conversation(request, fields, parsed.others, tools, chain)
             count = await while_connected(request, self._pipeline.count(conversation))
         except InvalidRequest as error:
             raise with_client_names(error, forced=False) from None
@@ -186,10 +192,8 @@ class Responses:
     ) -> _Job:
         fields = parsed.fields
         _check(fields)
-        chain = await self._chain(fields, session)
-        conversation, items = await self._conversation(
-            fields, parsed.others, tools, client_name(request), chain
-        )
+        chain = await self._chain(request, fields, session)
+        conversation, items = await self._conversation(request, fields, parsed.others, tools, chain)
         if session is not None and fields.previous_response_id:
             check_call_outputs(items, chain_items(chain))
         has_logprobs = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
@@ -212,34 +216,42 @@ class Responses:
             cached_details=self._cached_details,
         )
         response_id = writer.response["id"]
-        if fields.store:
-            await self._store.add(response_id, items)
+        is_stored = fields.store
+        if is_stored and not fields.background:
+            is_stored = await self._store.add(
+                owner_name(request), response_id, items, fields.previous_response_id
+            )
+            writer.response["store"] = is_stored
         failure = partial(describe_failure, request)
         return _Job(
             chat=chat,
             writer=writer,
             run_id=engine_id(response_id),
-            is_stored=fields.store,
+            is_stored=is_stored,
             session=session,
             chain=() if session is None else chain,
-            items=[] if session is None else items,
+            items=items if fields.background or session is not None else [],
             failure=failure,
         )
 
-    async def _chain(self, fields: InputFields, session: Session | None) -> list[StoredResponse]:
+    async def _chain(
+        self, request: Request, fields: InputFields, session: Session | None
+    ) -> list[StoredResponse]:
         """Return the responses that a request continues. Raises a 404 for an unknown one."""
         previous = fields.previous_response_id
         if not previous:
             return []
         held = None if session is None else session.chain(previous)
-        return await self._stored.chain(previous, "previous_response_id") if held is None else held
+        if held is not None:
+            return held
+        return await self._stored.read(request, previous, "previous_response_id")
 
     async def _conversation(
         self,
+        request: Request,
         fields: InputFields,
         others: Mapping[str, Any],
         tools: RequestTools,
-        client: str,
         chain: list[StoredResponse],
     ) -> tuple[Conversation, list[dict[str, Any]]]:
         """Return the conversation of a request after a chain, and the items of its input."""
@@ -251,9 +263,8 @@ class Responses:
                 "input",
                 f"refers to {len(referred)} items, at most {MAX_REFERENCES} are allowed.",
             )
-        items, messages = await asyncio.to_thread(
-            _read, fields, chain, await self._store.items(referred)
-        )
+        referenced = await self._store.items(owner_name(request), referred, reserve_bytes(request))
+        items, messages = await asyncio.to_thread(_read, fields, chain, referenced)
         conversation = Conversation(
             messages=messages,
             tools=tools.functions,
@@ -267,7 +278,7 @@ class Responses:
             effort_field="reasoning.effort",
             priority=fields.priority,
             cache_salt=fields.cache_salt,
-            client=client,
+            client=client_name(request),
             keywords=feature_fields(others, self._engine.fields),
         )
         return conversation, items
@@ -331,18 +342,30 @@ class Responses:
     ) -> Any:
         """Start a response in the background; return its first state, or its stream."""
         job: _Job = await while_connected(request, make())
+        run = BackgroundRun(owner_name(request), job.writer.response)
+        await store_input(self._store, run, job.items, fields.previous_response_id)
+        job = replace(job, items=[])
         release_body(request)
-        run = BackgroundRun(job.writer.response)
         for data in job.writer.queued():
             run.append(typed_event(data))
         body = as_json(run.response, headers)
-        self._runs.start(run, self._run(job, run))
+        try:
+            self._runs.start(run, self._run(job, run))
+        except BaseException:
+            self._store.unpin(run.response["id"])
+            raise
         await asyncio.sleep(
             0
         )  # a task cancelled before its start would not record the cancellation
         return EventStream(run.events(), headers) if fields.stream else body
 
     async def _run(self, job: _Job, run: BackgroundRun) -> None:
+        try:
+            await self._write_run(job, run)
+        finally:
+            self._store.unpin(run.response["id"])
+
+    async def _write_run(self, job: _Job, run: BackgroundRun) -> None:
         try:
             async with aclosing(self._typed_events(job)) as events:
                 async for data in events:
@@ -359,7 +382,7 @@ class Responses:
     async def _save(self, job: _Job) -> None:
         response = job.writer.response
         if job.is_stored:
-            await self._store.complete(response)
+            response["store"] = await self._store.complete(response)
         if job.session is not None and response["status"] != "failed":
             job.session.keep([*job.chain, StoredResponse(response, job.items)])
 

@@ -20,6 +20,8 @@ from core.api import EngineConfig
 from core.api.serving import ServedEngine
 
 _ONE: Final = "/v1/responses/{response_id}"
+KEYLESS_SHARES: Final = 4
+"""Number of shares of the store on a server without API keys."""
 
 
 class ResponsesRoutes:
@@ -41,10 +43,11 @@ class ResponsesRoutes:
         options = config.options
         self._engine = engine
         self._strict = bool(options.get("strict_fields"))
-        store = ResponseStore(
-            options.get("responses_store") or "",
-            options.get("responses_store_bytes", 64 * 1024 * 1024),
-        )
+        max_bytes = options.get("responses_store_bytes", 64 * 1024 * 1024)
+        owner_bytes = options.get("responses_store_owner_bytes")
+        if owner_bytes is None:
+            owner_bytes = max_bytes // (len(options.get("api_key") or ()) or KEYLESS_SHARES)
+        store = ResponseStore(options.get("responses_store") or "", max_bytes, owner_bytes)
         runs = BackgroundRuns()
         self._stored = StoredResponses(store, runs)
         self._responses = Responses(

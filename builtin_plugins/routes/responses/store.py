@@ -1,160 +1,187 @@
-"""Stores responses in memory or in an SQLite file, up to a size; the oldest are evicted first."""
+"""Stores responses of owners in memory or in an SQLite file, item by item.
+
+Each owner has a share of the bytes. A response that does not fit replaces the owner's own oldest
+ones, or is not stored.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from core.api import ConfigError
+from builtin_plugins.routes.responses.tables import MAX_CHAIN, Link, ResponseTables, StoredResponse
+from core.api import InvalidRequest
 
 T = TypeVar("T")
+Reserve = Callable[[int], None]
+"""Counts bytes that a request makes the server read. Raises for a request over its limit."""
 
-MAX_CHAIN: Final = 1000
-"""Largest number of responses in a chain, each of which continues the one before."""
+MAX_CHAIN_ITEMS: Final = 50_000
+"""Largest number of stored items that one request can continue."""
+DECODED_ITEM_BYTES: Final = 1024
+"""Size of a decoded item in addition to its JSON text."""
 
 
-class StoredResponse(msgspec.Struct, frozen=True):
-    """A response, and its input."""
+class Page(msgspec.Struct, frozen=True):
+    """Some input items of a chain."""
 
-    response: dict[str, Any]
-    input: list[dict[str, Any]]
-    """Items of the response's own request, without those of the responses it continues."""
-
-    @property
-    def previous(self) -> str | None:
-        """Id of the response that it continues; None for the first of a chain."""
-        found: str | None = self.response.get("previous_response_id")
-        return found
+    ids: list[str]
+    items: list[msgspec.Raw]
+    has_more: bool
 
 
 class ResponseStore:
-    """Responses by id. Use it from one event loop; the database is accessed in threads."""
+    """Responses by owner and id. Use it from one event loop; threads access the database."""
 
-    def __init__(self, path: str, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, path: str, max_bytes: int, owner_bytes: int | None = None) -> None:
+        self._tables = ResponseTables(path, max_bytes, owner_bytes)
         self._lock = threading.Lock()
-        try:
-            if path:  # only readable by this user
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = sqlite3.connect(
-                path or ":memory:", check_same_thread=False, isolation_level=None
+
+    def pin(self, response_id: str) -> None:
+        """Keep a response that runs in the background, until `unpin`."""
+        self._tables.pinned.add(response_id)
+
+    def unpin(self, response_id: str) -> None:
+        """Let a response be evicted."""
+        self._tables.pinned.discard(response_id)
+
+    async def add(
+        self,
+        owner: str,
+        response_id: str,
+        items: Sequence[dict[str, Any]],
+        previous: str | None = None,
+    ) -> bool:
+        """Store the input of a response that is not complete yet; return False if it cannot fit."""
+        return await self._in_thread(lambda: self._tables.add(owner, response_id, items, previous))
+
+    async def complete(self, response: dict[str, Any]) -> bool:
+        """Store a complete response, unless its input has been evicted; return whether it is."""
+        return await self._in_thread(lambda: self._tables.complete(response))
+
+    async def get(
+        self, owner: str, response_id: str, reserve: Reserve = lambda num_bytes: None
+    ) -> dict[str, Any] | None:
+        """Return a response; None if the owner has none of this id, or it is not complete."""
+        found = await self._in_thread(lambda: self._tables.link(owner, response_id))
+        if found is None:
+            return None
+        size = await self._in_thread(lambda: self._tables.response_size(found))
+        reserve(size)
+        return await self._in_thread(lambda: self._tables.response(found))
+
+    async def items(
+        self, owner: str, ids: Collection[str], reserve: Reserve = lambda num_bytes: None
+    ) -> dict[str, dict[str, Any]]:
+        """Return the output items of the owner's responses, by id, without unknown ids."""
+        if not ids:
+            return {}
+        places = await self._in_thread(lambda: self._tables.outputs(owner, ids))
+        reserve(sum(size for _, _, size in places.values()))
+        return await self._in_thread(lambda: self._tables.read_outputs(places))
+
+    async def chain(self, owner: str, response_id: str) -> list[Link] | None:
+        """Return a response after all those it continues; None if one of them is missing.
+
+        No item is read.
+        """
+        return await self._in_thread(lambda: self._walk(owner, response_id))
+
+    async def read(
+        self, chain: Sequence[Link], reserve: Reserve = lambda num_bytes: None
+    ) -> list[StoredResponse] | None:
+        """Return the responses of a chain with all items; None if one was evicted meanwhile.
+
+        Raises `InvalidRequest` for a chain with too many items.
+        """
+        num_items = sum(link.num_items for link in chain)
+        if num_items > MAX_CHAIN_ITEMS:
+            raise InvalidRequest(
+                "previous_response_id",
+                f"got a conversation of {num_items} items; expected at most {MAX_CHAIN_ITEMS}. "
+                "Send its last part as `input`.",
             )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS responses "
-                "(number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, size INTEGER NOT NULL, "
-                "input BLOB NOT NULL, response BLOB)"
-            )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, response TEXT NOT NULL) "
-                "WITHOUT ROWID"
-            )
-            self._database.execute("CREATE INDEX IF NOT EXISTS items_of ON items (response)")
-            (self._num_bytes,) = self._database.execute(
-                "SELECT COALESCE(SUM(size), 0) FROM responses"
-            ).fetchone()
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"--responses-store {path} cannot be used: {error}; give a file that can be "
-                "written."
-            ) from error
-
-    async def add(self, response_id: str, items: list[dict[str, Any]]) -> None:
-        """Store the input of a response that is not complete yet."""
-        await self._in_thread(lambda: self._add(response_id, msgspec.json.encode(items)))
-
-    async def complete(self, response: dict[str, Any]) -> None:
-        """Store a complete response, unless its input has been evicted."""
-        ids = [item["id"] for item in response["output"]]
-        await self._in_thread(
-            lambda: self._complete(str(response["id"]), msgspec.json.encode(response), ids)
-        )
-
-    async def get(self, response_id: str) -> StoredResponse | None:
-        """Return a response; None if it is not stored, evicted or not complete."""
-        return await self._in_thread(lambda: self._get(response_id))
-
-    async def items(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return the output items of stored responses, by id; unknown ids are left out."""
-        return await self._in_thread(lambda: self._items(ids)) if ids else {}
-
-    async def chain(self, response_id: str) -> list[StoredResponse] | None:
-        """Return a response after all those it continues; None if one of them is missing."""
-        found: list[StoredResponse] = []
-        next_id: str | None = response_id
-        while next_id is not None:
-            stored = await self.get(next_id)
-            if stored is None or len(found) == MAX_CHAIN:
+        reserve(sum(link.size for link in chain) + num_items * DECODED_ITEM_BYTES)
+        found = []
+        for link in chain:  # one at a time, so that other requests are not delayed
+            stored = await self._in_thread(partial(self._tables.stored, link))
+            if stored is None:
                 return None
             found.append(stored)
-            next_id = stored.previous
-        return found[::-1]
+        return found
 
-    async def delete(self, response_id: str) -> bool:
-        """Delete a response; return whether there was one."""
-        return await self._in_thread(lambda: self._delete("id = ?", response_id))
+    async def page(
+        self,
+        chain: Sequence[Link],
+        *,
+        newest_first: bool,
+        after: str | None,
+        limit: int,
+        reserve: Reserve = lambda num_bytes: None,
+    ) -> Page | None:
+        """Return input items of a chain, of which only the page is read.
+
+        None: `after` is not the id of one.
+        """
+        counts = [link.num_items for link in chain[:-1]] + [chain[-1].num_input]
+        total = sum(counts)
+        start = 0
+        if after is not None:
+            position = await self._in_thread(lambda: self._tables.position(chain, counts, after))
+            if position is None:
+                return None
+            start = (total - position) if newest_first else position + 1
+        end = min(start + limit, total)
+        first = total - end if newest_first else start
+        places = _places(chain, counts, first, end - start)
+        sizes = await self._in_thread(lambda: self._tables.sizes(places))
+        reserve(sum(sizes))
+        rows = await self._in_thread(lambda: self._tables.rows(places))
+        if newest_first:
+            rows.reverse()
+        return Page([row[0] for row in rows], [msgspec.Raw(row[1]) for row in rows], end < total)
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """Delete a response; return whether the owner had one of this id."""
+        return await self._in_thread(
+            lambda: self._tables.delete("owner = ? AND id = ?", owner, response_id)
+        )
+
+    # --- in a thread
+
+    def _walk(self, owner: str, response_id: str) -> list[Link] | None:
+        found: list[Link] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            link = self._tables.link(owner, next_id)
+            if link is None or len(found) == MAX_CHAIN:
+                return None
+            found.append(link)
+            next_id = link.previous
+        return found[::-1]
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def locked() -> T:
             with self._lock:
-                return work()
+                return self._tables.in_transaction(work)
 
         return await asyncio.to_thread(locked)
 
-    def _add(self, response_id: str, items: bytes) -> None:
-        self._database.execute(
-            "INSERT INTO responses (id, size, input) VALUES (?, ?, ?)",
-            (response_id, len(items), items),
-        )
-        self._evict(len(items))
 
-    def _complete(self, response_id: str, response: bytes, item_ids: Sequence[str]) -> None:
-        done = self._database.execute(
-            "UPDATE responses SET response = ?, size = size + ? WHERE id = ?",
-            (response, len(response), response_id),
-        )
-        if done.rowcount:
-            rows = [(item_id, response_id) for item_id in item_ids]
-            self._database.executemany(
-                "INSERT OR REPLACE INTO items (id, response) VALUES (?, ?)", rows
-            )
-            self._evict(len(response))
-
-    def _get(self, response_id: str) -> StoredResponse | None:
-        found = self._database.execute(
-            "SELECT response, input FROM responses WHERE id = ? AND response IS NOT NULL",
-            (response_id,),
-        ).fetchone()
-        return None if found is None else StoredResponse(*map(msgspec.json.decode, found))
-
-    def _items(self, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        rows = [
-            self._database.execute("SELECT response FROM items WHERE id = ?", (each,)).fetchone()
-            for each in ids
-        ]
-        stored = [
-            self._get(response_id)
-            for response_id in dict.fromkeys(row[0] for row in rows if row is not None)
-        ]
-        found = (item for each in stored if each is not None for item in each.response["output"])
-        return {item["id"]: item for item in found if item["id"] in ids}
-
-    def _evict(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._max_bytes:
-            self._delete("number = (SELECT MIN(number) FROM responses)")
-
-    def _delete(self, which: str, *values: str) -> bool:
-        gone = self._database.execute(
-            f"DELETE FROM responses WHERE {which} RETURNING id, size", values
-        ).fetchall()
-        self._database.executemany(
-            "DELETE FROM items WHERE response = ?", [(each,) for each, _ in gone]
-        )
-        self._num_bytes -= sum(size for _, size in gone)
-        return bool(gone)
+def _places(
+    chain: Sequence[Link], counts: Sequence[int], first: int, num_items: int
+) -> list[tuple[Link, int, int]]:
+    """Return the ranges of positions, by response, of items from the `first` one of a chain."""
+    found = []
+    for link, count in zip(chain, counts, strict=True):
+        start = max(first, 0)
+        end = min(first + num_items, count)
+        if start < end:
+            found.append((link, start, end))
+        first -= count
+    return found

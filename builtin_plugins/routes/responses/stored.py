@@ -11,8 +11,10 @@ from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from builtin_plugins.routes.common.body import owner_name, reserve_bytes
 from builtin_plugins.routes.common.streams import EventStream
-from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
+from builtin_plugins.routes.responses.store import ResponseStore
+from builtin_plugins.routes.responses.tables import Link, StoredResponse
 from core.api import InvalidRequest
 
 MAX_PAGE_ITEMS: Final = 100
@@ -30,37 +32,41 @@ class StoredResponses:
         """A stored or running response; with `stream`, the events of a running one."""
         response_id = request.path_params["response_id"]
         query = request.query_params
-        run = self._runs.get(response_id)
+        owner = owner_name(request)
+        run = self._runs.get(owner, response_id)
         if query.get("stream") in ("true", "1"):
             if run is None:
+                await self._find(request, response_id)
                 raise InvalidRequest(
                     "stream", "can be read of a response that is under way; this one is not."
                 )
             after = _number(query.get("starting_after", "-1"), "starting_after", -1, 2**31)
             return EventStream(run.events(after + 1))
-        return as_json((await self._find(response_id)).response if run is None else run.response)
+        return as_json(await self._find(request, response_id) if run is None else run.response)
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response."""
         response_id = request.path_params["response_id"]
-        run = self._runs.get(response_id)
+        owner = owner_name(request)
+        run = self._runs.get(owner, response_id)
         if run is not None:
             await run.cancel()
             return as_json(run.response)
-        stored = await self._find(response_id)
-        if not stored.response.get("background"):
+        stored = await self._find(request, response_id)
+        if not stored.get("background"):
             raise InvalidRequest(
                 "response_id", "was not made in the background; close the connection of others."
             )
-        return as_json(stored.response)
+        return as_json(stored)
 
     async def delete(self, request: Request) -> Response:
         """Delete a response."""
         response_id = request.path_params["response_id"]
-        run = self._runs.get(response_id)
+        owner = owner_name(request)
+        run = self._runs.get(owner, response_id)
         if run is not None:
             await run.cancel()
-        if not await self._store.delete(response_id) and run is None:
+        if not await self._store.delete(owner, response_id) and run is None:
             raise _missing(response_id, "response_id")
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
@@ -68,39 +74,48 @@ class StoredResponses:
         """Input items of a response and of those it continues; by default the newest first."""
         response_id = request.path_params["response_id"]
         query = request.query_params
-        chain = await self.chain(response_id, "response_id")
-        items = [*chain_items(chain[:-1]), *chain[-1].input]
+        chain = await self.chain(owner_name(request), response_id, "response_id")
         if query.get("order", "desc") not in ("asc", "desc"):
             raise InvalidRequest("order", "must be 'asc' or 'desc'.")
-        if query.get("order", "desc") == "desc":
-            items.reverse()
-        limit = _number(query.get("limit", "20"), "limit", 1, MAX_PAGE_ITEMS)
-        ids = [item["id"] for item in items]
-        if (after := query.get("after")) is not None and after not in ids:
-            raise InvalidRequest("after", f"{after[:80]!r} is no item of this response.")
-        start = 0 if after is None else ids.index(after) + 1
-        page = items[start : start + limit]
+        after = query.get("after")
+        page = await self._store.page(
+            chain,
+            newest_first=query.get("order", "desc") == "desc",
+            after=after,
+            limit=_number(query.get("limit", "20"), "limit", 1, MAX_PAGE_ITEMS),
+            reserve=reserve_bytes(request),
+        )
+        if page is None:
+            raise InvalidRequest("after", f"{(after or '')[:80]!r} is no item of this response.")
         return as_json(
             {
                 "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": start + limit < len(items),
+                "data": page.items,
+                "first_id": page.ids[0] if page.ids else None,
+                "last_id": page.ids[-1] if page.ids else None,
+                "has_more": page.has_more,
             }
         )
 
-    async def _find(self, response_id: str) -> StoredResponse:
-        stored = await self._store.get(response_id)
-        if stored is None:
+    async def _find(self, request: Request, response_id: str) -> dict[str, Any]:
+        response = await self._store.get(owner_name(request), response_id, reserve_bytes(request))
+        if response is None:
             raise _missing(response_id, "response_id")
-        return stored
+        return response
 
-    async def chain(self, response_id: str, field: str) -> list[StoredResponse]:
-        """Return a response after all those it continues; `field` names it in errors."""
-        if self._runs.get(response_id) is not None:
+    async def chain(self, owner: str, response_id: str, field: str) -> list[Link]:
+        """Return a response after all those it continues, unread; `field` names it in errors."""
+        if self._runs.get(owner, response_id) is not None:
             raise InvalidRequest(field, "is still being made; wait for its end.")
-        chain = await self._store.chain(response_id)
+        chain = await self._store.chain(owner, response_id)
+        if chain is None:
+            raise _missing(response_id, field)
+        return chain
+
+    async def read(self, request: Request, response_id: str, field: str) -> list[StoredResponse]:
+        """Return a response after all those it continues; `field` names it in errors."""
+        links = await self.chain(owner_name(request), response_id, field)
+        chain = await self._store.read(links, reserve_bytes(request))
         if chain is None:
             raise _missing(response_id, field)
         return chain
@@ -137,12 +152,15 @@ def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
 
 MAX_BACKGROUND_RUNS: Final = 256
 """Largest number of background responses at once; no connection limits them."""
+MAX_OWNER_RUNS: Final = 64
+"""Largest number of background responses of one owner at once."""
 
 
 class BackgroundRun:
     """One running response, with all events of its stream so far."""
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(self, owner: str, response: dict[str, Any]) -> None:
+        self.owner = owner
         self.response = response
         """Current state of the response."""
         self._events: list[bytes] = []
@@ -188,18 +206,20 @@ class BackgroundRuns:
     def __init__(self) -> None:
         self._runs: dict[str, BackgroundRun] = {}
 
-    def get(self, response_id: str) -> BackgroundRun | None:
-        """Return a running response, or None."""
-        return self._runs.get(response_id)
+    def get(self, owner: str, response_id: str) -> BackgroundRun | None:
+        """Return a running response of an owner, or None."""
+        run = self._runs.get(response_id)
+        return run if run is not None and run.owner == owner else None
 
     def start(self, run: BackgroundRun, work: Any) -> None:
         """Start the coroutine that makes a response. Raises a 503 while too many run."""
+        num_own = sum(each.owner == run.owner for each in self._runs.values())
+        if num_own >= MAX_OWNER_RUNS:
+            work.close()
+            raise _overloaded(f"{MAX_OWNER_RUNS} background responses of yours are running")
         if len(self._runs) >= MAX_BACKGROUND_RUNS:
             work.close()
-            message = f"{MAX_BACKGROUND_RUNS} background responses are running; try again later."
-            raise HTTPException(
-                503, {"message": message, "code": "overloaded"}, {"Retry-After": "1"}
-            )
+            raise _overloaded(f"{MAX_BACKGROUND_RUNS} background responses are running")
         response_id = run.response["id"]
         self._runs[response_id] = run
         run.task = asyncio.ensure_future(work)
@@ -208,3 +228,24 @@ class BackgroundRuns:
     def _ended(self, response_id: str, run: BackgroundRun) -> None:
         run.end()
         del self._runs[response_id]
+
+
+async def store_input(
+    store: ResponseStore, run: BackgroundRun, items: list[dict[str, Any]], previous: str | None
+) -> None:
+    """Store the input of a background response, and pin it. Raises a 503 if it does not fit."""
+    response_id = run.response["id"]
+    store.pin(response_id)
+    is_stored = False
+    try:
+        is_stored = await store.add(run.owner, response_id, items, previous)
+    finally:
+        if not is_stored:
+            store.unpin(response_id)
+    if not is_stored:
+        raise _overloaded("the input does not fit into your share of the stored responses")
+
+
+def _overloaded(reason: str) -> HTTPException:
+    detail = {"message": f"{reason}; try again later.", "code": "overloaded"}
+    return HTTPException(503, detail, {"Retry-After": "1"})

@@ -11,8 +11,6 @@ import pytest
 
 from builtin_plugins.routes.responses.fields import Item
 from builtin_plugins.routes.responses.reading import items_of, messages_of, references
-from builtin_plugins.routes.responses.store import ResponseStore, StoredResponse
-from core.api import ConfigError
 
 ON = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think"}
 ADD = {
@@ -417,53 +415,6 @@ def test_input_tokens_are_counted(api):
     assert reply.json() == {"object": "response.input_tokens", "input_tokens": 5}
 
 
-async def keep(
-    store: ResponseStore, number: int, size: int = 10, previous: str | None = None
-) -> StoredResponse:
-    response = {"id": f"resp_{number}", "output": [], "previous_response_id": previous}
-    await store.add(f"resp_{number}", [{"text": "x" * size}])
-    await store.complete(response)
-    return StoredResponse(response, [{"text": "x" * size}])
-
-
-def test_store_evicts_oldest_and_file_persists(tmp_path):
-    async def fill(path: str) -> list[bool]:
-        store = ResponseStore(path, 1000)
-        for number in range(10):
-            await keep(store, number, 200)
-        return [await store.get(f"resp_{number}") is not None for number in range(10)]
-
-    async def again() -> None:
-        store = ResponseStore(str(tmp_path / "stored"), 1000)
-        assert await store.get("resp_9") is not None
-        assert await keep(store, 10, 200) == await store.get("resp_10")
-        assert await store.get("resp_7") is None
-
-    assert (
-        asyncio.run(fill(""))
-        == asyncio.run(fill(str(tmp_path / "stored")))
-        == [False] * 7 + [True] * 3
-    )
-    asyncio.run(again())
-    with pytest.raises(ConfigError, match="--responses-store"):
-        ResponseStore(str(tmp_path / "no" / "folder"), 1)
-
-
-def test_incomplete_response_is_not_stored_yet():
-    async def found() -> tuple[StoredResponse | None, StoredResponse | None]:
-        store = ResponseStore("", 1000)
-        await store.add("resp_1", [{"text": "x"}])
-        early = await store.get("resp_1")
-        await store.complete({"id": "resp_1", "output": []})
-        await store.complete({"id": "resp_2", "output": []})  # its input had to make room
-        return early, await store.get("resp_1")
-
-    assert asyncio.run(found()) == (
-        None,
-        StoredResponse({"id": "resp_1", "output": []}, [{"text": "x"}]),
-    )
-
-
 def test_split_surrogates_are_encoded(api):
     for path, body in (
         ("responses", b'{"input": "\\ud800", "instructions": "\\udfff"}'),
@@ -474,21 +425,6 @@ def test_split_surrogates_are_encoded(api):
             "POST", f"/v1/{path}", content=body, headers={"content-type": "application/json"}
         )
         assert reply.status_code in (200, 400), reply.text
-
-
-def test_chain_with_missing_response_is_none():
-    async def found() -> list[int | None]:
-        store = ResponseStore("", 10_000)
-        await keep(store, 1)
-        await keep(store, 2, previous="resp_1")
-        chains = [await store.chain("resp_2")]
-        await store.delete("resp_1")
-        return [
-            None if chain is None else len(chain)
-            for chain in (*chains, await store.chain("resp_2"))
-        ]
-
-    assert asyncio.run(found()) == [2, None]
 
 
 # --- in the background
