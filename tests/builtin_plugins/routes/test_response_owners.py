@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from builtin_plugins.routes.responses.stored import MAX_OWNER_RUNS
 
@@ -78,6 +79,23 @@ def test_every_route_answers_404_to_another_key(make_api: Any, is_running: bool)
         api.engine.gate.set()
 
     in_one_loop(api, work)
+
+
+def test_websocket_of_another_key_cannot_continue_a_response(make_api: Any) -> None:
+    def last_event(client: TestClient, headers: dict[str, str], response_id: str) -> Any:
+        body = {"type": "response.create", "input": "a", "previous_response_id": response_id}
+        with client.websocket_connect("/v1/responses", headers=headers) as socket:
+            socket.send_json(body)
+            while True:
+                event = socket.receive_json()
+                if event["type"] in ("response.completed", "error"):
+                    return event
+
+    with TestClient(make_api(api_key=["one", "two"]).server.app) as client:
+        made = client.post("/v1/responses", json={"input": "hello"}, headers=ONE).json()
+        assert last_event(client, ONE, made["id"])["type"] == "response.completed"
+        other = last_event(client, TWO, made["id"])
+        assert (other["status"], other["error"]["code"]) == (404, "previous_response_not_found")
 
 
 def test_items_of_another_key_cannot_be_referenced(make_api: Any) -> None:
