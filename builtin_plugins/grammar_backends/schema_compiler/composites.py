@@ -9,6 +9,10 @@ from builtin_plugins.grammar_backends.schema_compiler.document import (
     Document,
     UnsupportedSchemaError,
 )
+from builtin_plugins.grammar_backends.schema_compiler.evaluated import (
+    evaluated_items,
+    evaluated_properties,
+)
 from builtin_plugins.grammar_backends.schema_compiler.facts import (
     ANYTHING,
     NOTHING,
@@ -43,14 +47,6 @@ class KnownSchemas(Protocol):
     def narrowed(self, facts: Any, goal: Goal) -> list[Any]:
         """Return the facts of objects for which a goal holds too."""
 
-    def evaluated_items(self, schema: Mapping[str, Any]) -> tuple[int, bool]:
-        """Return how many first items a schema evaluates, and whether it does all."""
-
-    def evaluated_properties(
-        self, schema: Mapping[str, Any]
-    ) -> tuple[dict[str, None], dict[str, None], bool]:
-        """Return the names and patterns that a schema evaluates, and whether it does all."""
-
 
 class ArrayKeywords:
     """The constraints of one schema on arrays."""
@@ -76,7 +72,7 @@ class ArrayKeywords:
         if self._schema.get("uniqueItems") is True:
             yield [Arrays(is_unique=True)], [self._not_unique]
         if "unevaluatedItems" in self._schema and self._known.document.draft >= 2019:
-            size, is_closed = self._known.evaluated_items(self._schema)
+            size, is_closed = evaluated_items(self._known.document, self._schema)
             goal = ANYTHING if is_closed else self._known.goal(self._schema["unevaluatedItems"])
             prefix = (ANYTHING,) * size
             yield [Arrays(first=prefix, rest=goal)], self._not_items(prefix, goal)
@@ -242,7 +238,7 @@ class ObjectKeywords:
                 )
 
     def _unevaluated(self) -> tuple[Clause, Clause]:
-        names, patterns, is_closed = self._known.evaluated_properties(self._schema)
+        names, patterns, is_closed = evaluated_properties(self._known.document, self._schema)
         if is_closed:
             return [Objects()], []
         found = PropertySet(
