@@ -65,7 +65,10 @@ def test_whole_answers_have_times_if_enabled(engine: AsyncLLM) -> None:
     ):
         metrics = post(engine, path, body, enable_per_request_metrics=True).json()["metrics"]
         assert set(metrics) == TIMES
-        assert all(value is not None and value >= 0 for value in metrics.values()), metrics
+        # On a busy machine all tokens may arrive together, with no time between them.
+        together = metrics["generation_time_ms"] == 0
+        known = TIMES - {"mean_itl_ms", "tokens_per_second"} if together else TIMES
+        assert all(metrics[name] >= 0 for name in known), metrics
         assert "metrics" not in post(engine, path, body).json()
 
 
