@@ -117,7 +117,7 @@ versions.
 UNNEEDED: Final = """\
 ## Not needed
 
-These flags are parsed likewise. A value other than vLLM's default stops the start with the reason.
+These flags are parsed too. A value other than vLLM's default stops the start with the reason.
 
 | not needed here, because | flags |
 | --- | --- |
