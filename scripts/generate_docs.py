@@ -18,6 +18,7 @@ from core.plugin.discovery import discover
 from core.types import Bound, SamplingParams
 from scripts.models_page import models_page
 from scripts.reference.hooks import hooks_page
+from scripts.reference.metrics import metrics_page
 from scripts.reference.parsers import parsers_page
 from scripts.reference.suites import suites_page
 from scripts.reference.types import types_page
@@ -97,6 +98,7 @@ def pages() -> dict[str, str]:
     return {
         "hooks.md": hooks_page(),
         "configuration.md": reference_page(table),
+        "metrics.md": metrics_page(),
         "parsers.md": parsers_page(registry),
         "sampling.md": sampling_page(),
         "suites.md": suites_page(MUTANTS, SURVIVORS),

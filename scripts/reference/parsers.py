@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from builtin_plugins.chat_renderers import jinja
 from core.plugin import Registered, Registry
+
+TEMPLATES = Path(jinja.__file__).parent / "templates"
+HEAD = re.compile(r"\{# (?P<model>.*): (?P<flags>--.*) #\}")
+"""First line of a template: the model, and the flags that read its calls."""
 
 INTRO = """\
 # List of parsers
@@ -24,7 +32,18 @@ def parsers_page(registry: Registry) -> str:
             for found in _by_name(registry, kind)
         ]
         parts.append(f"## {title}\n\n| name | reads |\n| --- | --- |\n{''.join(rows)}")
-    return "\n".join(parts)
+    return "\n".join([*parts, _chat_templates()])
+
+
+def _chat_templates() -> str:
+    rows = []
+    for file in sorted(TEMPLATES.glob("*.jinja")):
+        if head := HEAD.match(file.read_text(encoding="utf-8")):
+            rows.append(f"| `{file.stem}` | {head['model']} | `{head['flags']}` |\n")
+    return (
+        "## Chat templates for tools\n\n| `--chat-template` | model | with |\n"
+        f"| --- | --- | --- |\n{''.join(rows)}"
+    )
 
 
 def _by_name(registry: Registry, kind: str) -> list[Registered]:

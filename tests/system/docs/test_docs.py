@@ -21,8 +21,8 @@ from core.testing.checkpoints import make_checkpoint
 from tests.system.docs.pages import DOCS, ROOT, Session, blocks, commands, matches
 from tests.system.docs.warm import CLIENT
 
-AUTHORS_PAGES = ("gallery", "plugins")
-"""They take many starts; the plugins on the first are checked elsewhere."""
+AUTHORS_PAGES = ("plugins",)
+"""They take many starts."""
 PAGES = [
     pytest.param(page, marks=[pytest.mark.slow] * (page.stem in AUTHORS_PAGES), id=page.stem)
     for page in sorted(DOCS.rglob("*.md"))
