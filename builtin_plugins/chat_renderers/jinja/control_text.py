@@ -10,13 +10,12 @@ Marks are lone surrogates: no valid text holds them, and every length stays the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 from jinja2 import nodes
 
-from core.api import InvalidRequest
+from builtin_plugins.chat_renderers.surrogates import map_texts
 from core.api.serving import RenderedText
 
 _ROLES: Final = (
@@ -26,7 +25,6 @@ _ROLES: Final = (
 """Roles around which templates build control tokens: `<|{{ message.role }}|>`."""
 _FIRST_MARK: Final = 0xDC00
 _MARK: Final = re.compile("[\udc00-\udfff]")
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SEARCHES: Final = frozenset(
     {"endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "replace"}
     | {"rpartition", "rsplit", "rstrip", "split", "startswith", "strip"}
@@ -70,7 +68,7 @@ class TemplateMarks:
         for data in tree.find_all(nodes.TemplateData):
             data.data = self._mark_literal(data.data)
         for const in tree.find_all(nodes.Const):
-            const.value = _map_texts(self._mark_literal, const.value)
+            const.value = map_texts(self._mark_literal, const.value)
 
     def mark(self, text: str) -> str:
         """Return a text of the template's with its control tokens marked."""
@@ -149,34 +147,6 @@ class TemplateMarks:
     def _marked(self, pattern: re.Pattern[str], text: str) -> str:
         whole = self._control.whole
         return pattern.sub(lambda found: whole[found[0][0]] + found[0][1:], text)
-
-
-def without_surrogates(value: Any) -> Any:
-    """Return a request's value with U+FFFD for lone surrogates, which would be read as marks."""
-    try:
-        try:
-            msgspec.json.encode(value)  # one fast pass in the common case
-        except (UnicodeEncodeError, TypeError):
-            return _replaced(value)
-    except RecursionError as error:
-        raise InvalidRequest("messages", "got values that are nested too deeply.") from error
-    return value
-
-
-def _replaced(value: Any) -> Any:
-    return _map_texts(lambda text: _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text), value)
-
-
-def _map_texts(change: Callable[[str], str], value: Any) -> Any:
-    """Return a value with all its texts changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_map_texts(change, key): _map_texts(change, each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        changed = [_map_texts(change, each) for each in value]
-        return tuple(changed) if isinstance(value, tuple) else changed
-    return value
 
 
 def _texts_of(value: Any) -> Iterator[str]:

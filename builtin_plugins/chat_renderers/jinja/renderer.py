@@ -13,14 +13,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.optimizer import optimize
 
 from builtin_plugins.chat_renderers.jinja.budget import joined
-from builtin_plugins.chat_renderers.jinja.control_text import (
-    ControlTexts,
-    TemplateMarks,
-    without_surrogates,
-)
+from builtin_plugins.chat_renderers.jinja.control_text import ControlTexts, TemplateMarks
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.mending import alternatives, lost_message
 from builtin_plugins.chat_renderers.jinja.messages import plain_messages
+from builtin_plugins.chat_renderers.surrogates import value_without_lone_surrogates
 from core.api import ConfigError, EngineConfig, InvalidRequest
 from core.api.models import ModelSource
 from core.api.serving import Tokenizer
@@ -107,7 +104,7 @@ class JinjaRenderer:
         text = chat_template or self._choose("tool_use" if tools else DEFAULT)
         compiled = self._compile_for_request(text)
         marks = compiled.marks
-        values = self._variables(without_surrogates(template_kwargs or {}), marks)
+        values = self._variables(value_without_lone_surrogates(template_kwargs or {}), marks)
         if values["documents"] and "documents" not in text:
             raise InvalidRequest(
                 "documents", "are not read by the chat template; put them into the messages."
@@ -117,8 +114,9 @@ class JinjaRenderer:
                 "continue_final_message",
                 "excludes add_generation_prompt; unset one of them.",
             )
+        clean_tools = value_without_lone_surrogates(tools)
         prompt_fields = {
-            "tools": [dict(tool) for tool in without_surrogates(tools)] if tools else None,
+            "tools": [dict(tool) for tool in clean_tools] if clean_tools else None,
             "add_generation_prompt": add_generation_prompt,
             **values,
         }
@@ -134,7 +132,7 @@ class JinjaRenderer:
         forms = [compiled.reads_parts]
         if self._format == "auto":
             forms.append(not compiled.reads_parts)
-        clean = without_surrogates(messages)
+        clean = value_without_lone_surrogates(messages)
 
         def chats() -> Iterator[list[dict[str, Any]]]:
             for form in forms:

@@ -22,8 +22,9 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from builtin_plugins.chat_renderers.api import json_without_lone_surrogates
 from builtin_plugins.routes.common.json_limits import LARGE_BYTES, check_json_size, limits_for
-from builtin_plugins.routes.common.mending import LeftOut, Mend, without_lone_surrogates
+from builtin_plugins.routes.common.mending import LeftOut, Mend
 from core.api import InvalidRequest
 from core.api.concurrency import FairSemaphore
 
@@ -148,7 +149,7 @@ def decode_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return msgspec.json.decode(without_lone_surrogates(body))
+            return msgspec.json.decode(json_without_lone_surrogates(body))
         if len(body) <= LARGE_BYTES:
             _refuse_non_finite(body)
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error

@@ -8,18 +8,12 @@ left out and named in a response header; the rules are on the page "Conversation
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
 Object = dict[str, Any]
 TEXT_PARTS: Final = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 """Types of parts with a `text`."""
-_LONE: Final = re.compile(
-    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\.",
-    re.DOTALL,
-)
 
 
 class LeftOut:
@@ -35,16 +29,6 @@ class LeftOut:
 
 Mend = Callable[[Object, LeftOut], None]
 """Mends a decoded body in place, before its fields are checked."""
-
-
-def without_lone_surrogates(body: bytes) -> bytes:
-    """Return JSON text with U+FFFD in place of surrogates that are no pair.
-
-    Raises `UnicodeDecodeError` for other bytes that are no UTF-8.
-    """
-    text = body.decode("utf-8", "surrogatepass").encode("utf-16-le", "surrogatepass")
-    text = text.decode("utf-16-le", "replace").encode()
-    return _LONE.sub(lambda found: found[0] if len(found[0]) != 6 else rb"\ufffd", text)
 
 
 def without_nulls(value: Object, keep: Collection[str] = ()) -> Object:

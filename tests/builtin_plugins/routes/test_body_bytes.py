@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builtin_plugins.chat_renderers.surrogates import value_without_lone_surrogates
 from builtin_plugins.routes.common.body import decode_json
 from core.api import InvalidRequest
 
@@ -51,6 +52,7 @@ def test_any_text_of_json_is_read(text: str) -> None:
     """Pairs stay characters, and only lone halves are replaced."""
     pairs = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert decode_json(json.dumps([text, "é"]).encode()) == [pairs, "é"]
+    assert value_without_lone_surrogates([{text: text}]) == [{pairs: pairs}]
 
 
 def test_escaped_backslash_is_no_surrogate() -> None:
