@@ -7,6 +7,7 @@ from builtin_plugins.output_parsers.contract import (
     ToolFormat,
     random_call_id,
 )
+from builtin_plugins.output_parsers.reasoning_bounds import REASONING_BOUNDS, ReasoningBounds
 from builtin_plugins.output_parsers.runtime.arguments import call_arguments
 from builtin_plugins.output_parsers.runtime.channels import Channels, MessageKind, read_channels
 from builtin_plugins.output_parsers.runtime.events import (
@@ -44,6 +45,7 @@ from builtin_plugins.output_parsers.runtime.text_stream import Reading
 from builtin_plugins.output_parsers.runtime.values import schema_types, typed_arguments, typed_value
 
 __all__ = [
+    "REASONING_BOUNDS",
     "ArgumentsPiece",
     "Broken",
     "Call",
@@ -63,6 +65,7 @@ __all__ = [
     "Piece",
     "Reading",
     "Reasoning",
+    "ReasoningBounds",
     "ReasoningFormat",
     "ReasoningPiece",
     "StreamedCall",

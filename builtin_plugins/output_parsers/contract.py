@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.api.sampling import ReasoningBounds
+from builtin_plugins.output_parsers.reasoning_bounds import ReasoningBounds
 
 
 @dataclass(frozen=True, slots=True)

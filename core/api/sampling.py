@@ -3,7 +3,6 @@
 from core.contracts.sampling import LogitsProcessor, SamplerContext, SampleRows
 from core.plugin.named_processors import logits_processors
 from core.types.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from core.types.reasoning import ReasoningBounds
 from core.types.structured import ConstraintKind, StructuredOutputsParams
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "BeamSearchSequence",
     "ConstraintKind",
     "LogitsProcessor",
-    "ReasoningBounds",
     "SampleRows",
     "SamplerContext",
     "StructuredOutputsParams",

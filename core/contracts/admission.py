@@ -10,7 +10,7 @@ from core.types.outputs import check_extra_fields
 
 if TYPE_CHECKING:
     from core.contracts.registry import Registry
-    from core.contracts.text import Tokenizer
+    from core.contracts.text import AnswerFinder, Tokenizer
     from core.step import Span
     from core.types import SamplingParams
     from core.types.plugin_params import Unsupported
@@ -67,6 +67,11 @@ class PendingRequest:
     num_encoder_positions: int = 0
     """Number of encoder positions that it caches in cross-attention
     groups.
+    """
+    answer_finder: Callable[[], AnswerFinder] | None = None
+    """Makes one per sequence: stop strings count in its answer.
+
+    Default: they count everywhere.
     """
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of its `RequestOutput`s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -51,6 +51,16 @@ class Tokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """Return the token as the vocabulary spells it."""
+
+
+class AnswerFinder(Protocol):
+    """Finds the answer in one growing output."""
+
+    def split(self, text: str) -> Iterable[tuple[str, bool]]:
+        """Yield decided pieces; True: of the answer."""
+
+    def flush(self) -> str:
+        """Return the answer's undecided end."""
 
 
 class ChatRenderer(Protocol):

@@ -64,7 +64,11 @@ class OutputProcessor:
             sampling=sampling,
             sequences={
                 request.request_id: OutputSequence.after_prompt(
-                    first.prompt_token_ids, index, sampling, self._tokenizer
+                    first.prompt_token_ids,
+                    index,
+                    sampling,
+                    self._tokenizer,
+                    pending.answer_finder,
                 )
                 for index, request in enumerate(requests)
             },

@@ -21,7 +21,6 @@ from core.types.bounds import (
     Bound,
     make_checks,
 )
-from core.types.reasoning import ReasoningBounds
 from core.types.structured import StructuredOutputsParams
 
 
@@ -117,8 +116,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     """Arguments of plugins, by declared name."""
     structured_outputs: StructuredOutputsParams | None = None
     """Constraint on the output's form."""
-    reasoning_bounds: ReasoningBounds | None = None
-    """Where reasoning lies, which stop strings ignore; set by the routes, not a request field."""
     skip_reading_prefix_cache: Annotated[bool, Bound("Compute the whole prompt again.")] = False
 
     def __post_init__(self) -> None:

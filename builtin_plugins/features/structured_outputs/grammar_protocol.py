@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from builtin_plugins.grammar_backends.api import Constraint
-from core.api.sampling import ReasoningBounds
+from builtin_plugins.output_parsers.api import ReasoningBounds
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 15

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from builtin_plugins.executors.api import RemoteError
+from builtin_plugins.output_parsers.api import ReasoningBounds
 from core.api import EngineError
-from core.api.sampling import ReasoningBounds, StructuredOutputsParams
+from core.api.sampling import StructuredOutputsParams
 
 NAME = "structured_outputs"
 

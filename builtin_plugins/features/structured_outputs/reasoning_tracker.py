@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from builtin_plugins.grammar_backends.api import Vocabulary
-from core.api.sampling import ReasoningBounds
+from builtin_plugins.output_parsers.api import ReasoningBounds
 
 if TYPE_CHECKING:
     from core.api.serving import Tokenizer

@@ -18,6 +18,7 @@ from builtin_plugins.features.structured_outputs.messages import (
     PrepareMask,
     StepChanges,
 )
+from builtin_plugins.output_parsers.api import REASONING_BOUNDS, ReasoningBounds
 from core.api import EngineError, RequestFailed
 from core.api.execution import StepPlan
 from core.api.features import RunningRows
@@ -26,6 +27,7 @@ PROMPT_END_TOKENS: Final = 64
 """Number of prompt tokens in which the end of reasoning is searched."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[MaskMessage]).decode
+_decode_bounds = msgspec.msgpack.Decoder(ReasoningBounds).decode
 _NEVER: Final = -1
 
 
@@ -189,5 +191,6 @@ def _preparation(request: Any, params: Any) -> PrepareMask:
     stops = [*request.source.eos_token_ids, *request.sampling.stop_token_ids]
     prompt_end = tokens[max(0, prompt_len - PROMPT_END_TOKENS) : prompt_len]
     output = tokens[prompt_len:]
-    bounds = request.sampling.reasoning_bounds
+    sent = request.features.get(REASONING_BOUNDS)
+    bounds = None if sent is None else _decode_bounds(sent)
     return PrepareMask(request.request_id, params, len(tokens), prompt_end, output, stops, bounds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from core.api import Entry, hookimpl
 
 FORMATS = (
@@ -110,3 +112,11 @@ def engine_reasoning_parsers() -> list[Entry]:
         )
         for name, target, summary in FORMATS
     ]
+
+
+@hookimpl
+def engine_admission_extensions() -> list[Any]:
+    # lazy: start-up stays quick
+    from builtin_plugins.output_parsers.reasoning.admission import ReasoningAdmission
+
+    return [ReasoningAdmission()]

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 
 from builtin_plugins.output_parsers.api import OutputReader, Reading, read_response_template
 from builtin_plugins.output_parsers.contract import ParseRequest, ReasoningFormat
+from builtin_plugins.output_parsers.reasoning_bounds import ReasoningBounds
 from core.api import ConfigError
-from core.api.sampling import ReasoningBounds
 
 OFF: Final = (False, None, "", "no_think", "disabled")
 """Values that switch reasoning off."""

@@ -23,7 +23,6 @@ _NOT_IN_REQUESTS = {
     "extra_args",
     "detokenize",
     "structured_outputs",
-    "reasoning_bounds",
 }
 SAMPLING_FIELDS: Final = tuple(
     name for name in SamplingParams.__struct_fields__ if name not in _NOT_IN_REQUESTS

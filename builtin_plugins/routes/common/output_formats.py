@@ -11,11 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.output_parsers.api import (
+    REASONING_BOUNDS,
     Broken,
     OutputParser,
     OutputReader,
     ParseRequest,
     Reading,
+    ReasoningBounds,
     ReasoningFormat,
     ToolFormat,
     fit_format,
@@ -33,7 +35,6 @@ from builtin_plugins.routes.common.tools import (
     form_or_calls_format,
 )
 from core.api import ConfigError, InvalidRequest, Registry, SamplingParams
-from core.api.sampling import ReasoningBounds
 from core.api.serving import ChatRenderer, ServedEngine
 from core.api.telemetry import CallStats
 
@@ -312,9 +313,13 @@ class AnswerFormats:
         budget = self._reserved_budget(params, room)
         if budget:
             extra_args = {**(extra_args or {}), **budget}
-        return params.clone(
-            skip_special_tokens=False, reasoning_bounds=self.bounds, extra_args=extra_args
-        )
+        return params.clone(skip_special_tokens=False, extra_args=extra_args)
+
+    def engine_keywords(self, params: SamplingParams) -> dict[str, Any]:
+        """Return the keywords of the engine request: its reasoning, where that matters."""
+        if self.bounds is None or not (params.stop or params.structured_outputs):
+            return {}
+        return {REASONING_BOUNDS: self.bounds}
 
     def _reserved_budget(self, params: SamplingParams, room: int) -> dict[str, Any]:
         """Return the budget of reasoning before a constrained answer; empty if it needs none."""

@@ -115,11 +115,13 @@ class ChatPipeline:
     def outputs(self, chat: PreparedChat, run_id: str) -> AsyncGenerator[RequestOutput]:
         """Return the outputs of engine request `run_id`; it starts with the first read."""
         sampling = chat.sampling
+        options = chat.options
         if chat.formats is not None:
             room = self._engine.max_model_len - len(chat.ids)
+            options = {**options, **chat.formats.engine_keywords(sampling)}
             sampling = chat.formats.engine_params(sampling, room)
         outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
-            {"prompt_token_ids": chat.ids}, sampling, run_id, **chat.options
+            {"prompt_token_ids": chat.ids}, sampling, run_id, **options
         )
         return raise_on_error(outputs)
 

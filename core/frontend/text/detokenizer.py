@@ -6,9 +6,7 @@ from codecs import utf_8_decode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from core.contracts.text import Tokenizer
-from core.frontend.text.answer_finder import AnswerFinder
-from core.types.reasoning import ReasoningBounds
+from core.contracts.text import AnswerFinder, Tokenizer
 
 CONTEXT_TOKENS: Final = 6
 """Number of prompt tokens decoded with the first output: leading spaces
@@ -172,10 +170,10 @@ class StopStrings:
     __slots__ = ("_answer", "_fallbacks", "_include", "_matched", "_stops", "text")
 
     def __init__(
-        self, stops: Sequence[str], include: bool, reasoning: ReasoningBounds | None = None
+        self, stops: Sequence[str], include: bool, answer: AnswerFinder | None = None
     ) -> None:
-        """`reasoning`: bounds of the text in which no stop string counts."""
-        self._answer = None if reasoning is None else AnswerFinder(reasoning)
+        """`answer`: finds the text in which stop strings count; default: all text."""
+        self._answer = answer
         self._stops = tuple(stops)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)

@@ -7,7 +7,7 @@ Knows sampling parameters and a tokenizer; knows no engine.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from core.step import Logprobs
 from core.types import CompletionOutput, Logprob, PositionLogprobs, SamplingParams
 
 if TYPE_CHECKING:
-    from core.contracts.text import Tokenizer
+    from core.contracts.text import AnswerFinder, Tokenizer
 
 
 class LogprobsFormatter:
@@ -91,6 +91,7 @@ class OutputSequence:
         index: int,
         sampling: SamplingParams,
         tokenizer: Tokenizer | None,
+        answer_finder: Callable[[], AnswerFinder] | None = None,
     ) -> OutputSequence:
         """Return an empty sequence. Its text continues that of the prompt."""
         detokenizer = None
@@ -100,9 +101,8 @@ class OutputSequence:
             )
         stops = None
         if sampling.stop:
-            stops = StopStrings(
-                sampling.stop, sampling.include_stop_str_in_output, sampling.reasoning_bounds
-            )
+            answer = None if answer_finder is None else answer_finder()
+            stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output, answer)
         sequence = cls(index, sampling, detokenizer, stops)
         if sampling.logprobs is not None:
             sequence.logprobs = []

@@ -178,7 +178,7 @@ def test_forced_calls_use_model_family_format(make_api, choice):
     assert (message["content"], message["reasoning"]) == (None, "hm")
     form = api.engine.sampling[0].structured_outputs
     assert "<tool_call>" in json.dumps(form.structural_tag)
-    bounds = api.engine.sampling[0].reasoning_bounds
+    bounds = api.engine.options[0]["reasoning_bounds"]
     assert (bounds.at_start, bounds.ends) == ("optional", ("</think>",))
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.frontend.text.answer_finder import AnswerFinder
 from core.frontend.text.detokenizer import Detokenizer, StopStrings
 from core.testing.byte_tokenizer import ByteTokenizer
-from core.types.reasoning import ReasoningBounds
 
 
 def feed(detokenizer: Detokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
@@ -130,57 +126,3 @@ def test_special_spans_mark_special_tokens_only() -> None:
     assert detokenizer.spans == [(1, 1 + size), (1 + 2 * size, 1 + 3 * size)]
     skipping = Detokenizer(tokenizer, [], skip_special_tokens=True)
     assert (skipping.append([*b"a", special]), skipping.spans) == ("a", [])
-
-
-BOUNDS = ReasoningBounds(starts=("<t>",), ends=("</t>", "</t2>"), at_start="optional")
-
-
-class TestStopStringsAfterReasoning:
-    @given(
-        st.lists(st.sampled_from(["<t>", "</t>", "</t2>", "Q:", "Q", "<", "t>", " ", "x"])),
-        st.sampled_from(["inside", "optional", "outside"]),
-        st.booleans(),
-        st.lists(st.integers(1, 30), max_size=8),
-    )
-    def test_cut_is_in_the_answer_and_independent_of_chunks(
-        self, parts: list[str], at_start: Any, resumes: bool, cuts: list[int]
-    ) -> None:
-        bounds = msgspec.structs.replace(BOUNDS, at_start=at_start, resumes=resumes)
-        text = "".join(parts)
-        found = [self.read(bounds, text, given) for given in (cuts, [], range(len(text)))]
-        assert found[0] == found[1] == found[2]
-        visible, stop = found[0]
-        assert text.startswith(visible)
-        pieces = [*AnswerFinder(bounds).split(text)]
-        has_stop = any("Q:" in piece for piece, is_answer in pieces if is_answer)
-        assert (stop is not None) == has_stop
-        assert has_stop or visible == text
-
-    def read(
-        self, bounds: ReasoningBounds, text: str, cuts: Sequence[int]
-    ) -> tuple[str, str | None]:
-        stops = StopStrings(["Q:"], include=False, reasoning=bounds)
-        start = 0
-        sent = ""
-        for end in [*sorted(cuts), len(text)]:
-            found = stops.append(text[start:end])
-            start = max(start, end)
-            assert stops.text.startswith(sent)
-            if found:
-                return stops.text, found
-            sent = stops.text[: len(stops.text) - stops.num_held_chars]
-        found = stops.flush()
-        return stops.text, found
-
-    @pytest.mark.parametrize(
-        ("text", "visible"),
-        [
-            ("<t>Q:</t>a Q: b", "<t>Q:</t>a "),
-            (" <t>Q:</t2>Q:", " <t>Q:</t2>"),
-            ("a <t>Q:", "a <t>"),
-            ("<Q:", "<"),
-            ("<t>Q: no end", "<t>Q: no end"),
-        ],
-    )
-    def test_reasoning_has_no_stops(self, text: str, visible: str) -> None:
-        assert self.read(BOUNDS, text, [])[0] == visible

@@ -21,9 +21,8 @@ from builtin_plugins.features.structured_outputs.reasoning_tracker import (
 from builtin_plugins.features.structured_outputs.resources import GrammarResources
 from builtin_plugins.features.structured_outputs.worker import _StepRow, preferred_starts
 from builtin_plugins.grammar_backends.api import read_vocabulary
-from builtin_plugins.output_parsers.api import ParseRequest, ReasoningFormat
+from builtin_plugins.output_parsers.api import ParseRequest, ReasoningBounds, ReasoningFormat
 from core.api import EngineConfig
-from core.api.sampling import ReasoningBounds
 from core.plugin import load_plan, make_plan
 from core.testing.byte_tokenizer import ByteTokenizer
 

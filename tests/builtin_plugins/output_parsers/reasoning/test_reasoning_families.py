@@ -13,8 +13,8 @@ from builtin_plugins.output_parsers.api import (
     ReasoningFormat,
     fit_format,
 )
+from builtin_plugins.output_parsers.reasoning.answer_finder import MarkerAnswerFinder
 from builtin_plugins.output_parsers.testing import NUM_CHUNKINGS, Parsed, Reader
-from core.frontend.text.answer_finder import AnswerFinder
 from core.plugin import load_plan, make_plan
 
 REGISTRY = load_plan(make_plan(["none", "reasoning_parsers", "tool_parsers"]))
@@ -420,7 +420,7 @@ def test_parser_ends_reasoning_where_its_bounds_do(
             FORM,
             f"{start}hm",
         ):
-            finder = AnswerFinder(form.bounds(request))
+            finder = MarkerAnswerFinder(form.bounds(request))
             answer = "".join(piece for piece, is_answer in finder.split(text) if is_answer)
             parsed = OutputParser(request, reasoning=form, show_special=True).whole(text)
             assert parsed.content == (answer + finder.flush()).strip(), (prompt_end, text)
