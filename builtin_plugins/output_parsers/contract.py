@@ -50,6 +50,16 @@ class ParseRequest:
                 return schema if isinstance(schema, Mapping) else {}
         return {}
 
+    def fill_names(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return the texts, those with `{name}` once for each tool."""
+        names = [str(tool.get("function", tool).get("name")) for tool in self.tools]
+        filled = [
+            text.replace("{name}", name)
+            for text in texts
+            for name in (names if "{name}" in text else [""])
+        ]
+        return tuple(dict.fromkeys(filled))
+
     def prompt_opens(self, start: str, end: str) -> bool | None:
         """Return True if the prompt ends inside reasoning, False if after it,
         None if unknown.
@@ -156,7 +166,9 @@ class ReasoningFormat:
     `ends`.
     """
     calls: tuple[str, ...] = ()
-    """Texts that start a tool call in place of `ends`."""
+    """Texts that start a tool call in place of `ends`; `{name}` stands for the
+    tool.
+    """
     find_bounds: Callable[[ParseRequest], ReasoningBounds] | None = None
     """Returns where an output's reasoning lies; default: by `starts`, `ends`
     and the prompt's end.
@@ -186,5 +198,5 @@ class ReasoningFormat:
             ends=self.ends,
             starts=self.starts,
             at_start="inside" if is_open else "optional",
-            calls=self.calls,
+            calls=request.fill_names(self.calls),
         )

@@ -100,5 +100,6 @@ MUSE_FORMAT: Final = channel_format(
     "to=user<|message|>",
     "<|eom|><|start|>assistant ",
     partial(prompt_kind, "to=self<|message|>"),
+    calls=("to={name}<|message|>", "to={name}.{name}<|message|>"),
     inline=muse_inline_headers,
 )

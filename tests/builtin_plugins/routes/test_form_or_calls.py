@@ -9,29 +9,34 @@ import numpy as np
 import pytest
 
 pytest.importorskip("xgrammar")
-from builtin_plugins.grammar_backends.api import Vocabulary, constraint_of
+from builtin_plugins.features.structured_outputs.reasoning_tracker import (
+    ReasoningTracker,
+    TokenTexts,
+)
+from builtin_plugins.grammar_backends.api import Vocabulary, constraint_of, read_vocabulary
 from builtin_plugins.grammar_backends.xgrammar.backend import XGrammar
 from builtin_plugins.output_parsers.api import OutputParser, ParseRequest, fit_format
 from builtin_plugins.routes.common.tools import form_or_calls, form_or_calls_format
 from core.api.sampling import StructuredOutputsParams
 from core.plugin import load_plan, make_plan
+from core.testing.byte_tokenizer import ByteTokenizer
 from tests.builtin_plugins.output_parsers.tools.call_syntaxes import DESCRIBED, SYNTAXES
 
-REGISTRY = load_plan(make_plan(["none", "tool_parsers"]))
+REGISTRY = load_plan(make_plan(["none", "reasoning_parsers", "tool_parsers"]))
 FAMILIES: dict[str, Any] = {
     found.entry.name: fit_format(REGISTRY.load(found), DESCRIBED)
     for found in REGISTRY.entries("tool_parsers")
 }
 IN_PLACE_OF_THE_ANSWER = {
-    "inkling",
-    "kimi_k3",
-    "muse",
-    "muse_glimmer",
-    "musespark1x",
-    "openai",
+    "inkling": "inkling",
+    "kimi_k3": "kimi_k3",
+    "muse": "muse",
+    "muse_glimmer": "muse_glimmer",
+    "musespark1x": "musespark1x",
+    "openai": "openai_gptoss",
 }
-"""Families with calls on channels of their own: see `ReasoningFormat.calls`."""
-BY_TEXT = sorted(set(FAMILIES) - IN_PLACE_OF_THE_ANSWER)
+"""Reasoning parsers of families with calls on channels: see `ReasoningFormat.calls`."""
+BY_TEXT = sorted(set(FAMILIES) - set(IN_PLACE_OF_THE_ANSWER))
 FEW = ["hermes", "llama3_json", "qwen3_coder", "glm45", "pythonic", "mistral", "kimi_k2"]
 ALL = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in BY_TEXT]
 TOOLS = [
@@ -108,3 +113,22 @@ def test_form_is_content_and_call_is_a_call(name: str) -> None:
     if FAMILIES[name].writes is None:
         parsed = OutputParser(request, tools=family).whole(call)
         assert [json.loads(each.arguments) for each in parsed.calls] == [CALL[1]]
+
+
+@pytest.mark.parametrize("name", IN_PLACE_OF_THE_ANSWER)
+@pytest.mark.parametrize("thoughts", [True, False])
+def test_call_on_a_channel_ends_reasoning_and_is_free(name: str, thoughts: bool) -> None:
+    reasoning = REGISTRY.load(REGISTRY.choose("reasoning_parsers", IN_PLACE_OF_THE_ANSWER[name]))
+    request = ParseRequest(tools=TOOLS, is_constrained=True)
+    tokenizer: Any = ByteTokenizer()
+    texts = TokenTexts(tokenizer, read_vocabulary(tokenizer, ()))
+    call = SYNTAXES[name].write(CALL)
+    tracker = ReasoningTracker(reasoning.bounds(request), texts)
+    found = []
+    for token in tokenizer.encode(("I should call a tool. " if thoughts else "") + call):
+        tracker.advance(token)
+        found.append((tracker.is_call, tracker.is_over))
+    assert found[0] == (False, False)
+    assert found[-1] == (True, False)
+    parsed = OutputParser(request, tools=FAMILIES[name], reasoning=reasoning).whole(call)
+    assert [json.loads(each.arguments) for each in parsed.calls] == [CALL[1]]
