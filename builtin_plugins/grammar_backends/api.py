@@ -22,6 +22,8 @@ from builtin_plugins.grammar_backends.schema_compiler.document import (
     UnsupportedSchemaError,
 )
 from builtin_plugins.grammar_backends.schema_compiler.enforceable import (
+    BudgetError,
+    CompileBudget,
     broken_keywords,
     check_schema,
     enforceable,
@@ -29,6 +31,8 @@ from builtin_plugins.grammar_backends.schema_compiler.enforceable import (
 from builtin_plugins.grammar_backends.vocabulary import read_vocabulary
 
 __all__ = [
+    "BudgetError",
+    "CompileBudget",
     "Constraint",
     "Grammar",
     "GrammarBackend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Final
@@ -13,18 +14,57 @@ _MAX_REMOVED: Final = 16
 """Maximum number of keywords to leave out one by one; beyond that, any object is allowed."""
 
 
-def check_schema(schema: Any) -> None:
-    """Raise `UnsupportedSchemaError` for a schema that cannot be held exactly."""
-    compile_schema(schema)
+MAX_COMPILATIONS: Final = 1024
+"""Default number of compilations for one request: 128 tools with 7 odd keywords each."""
+MAX_CPU_S: Final = 2.0
+"""Default CPU time of all compilations for one request, in seconds."""
 
 
-def enforceable(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return an object schema without what cannot be held, and the paths of what is left out."""
+class BudgetError(Exception):
+    """The schemas of a request exceed its budget."""
+
+
+class CompileBudget:
+    """The compilations of one request, which run in one thread."""
+
+    def __init__(self, count: int = MAX_COMPILATIONS, cpu_s: float = MAX_CPU_S) -> None:
+        self._count = count
+        self._cpu_s = cpu_s
+        self._num_compiled = 0
+        self._used_s = 0.0
+
+    def compile(self, schema: Any) -> None:
+        """Compile a schema; the last one may exceed the CPU time.
+
+        Raises `UnsupportedSchemaError`, and `BudgetError` once the budget is used up.
+        """
+        if self._num_compiled == self._count:
+            raise BudgetError(f"schemas that need over {self._count} compilations")
+        if self._used_s >= self._cpu_s:
+            raise BudgetError(f"schemas that compile for over {self._cpu_s:g} s")
+        self._num_compiled += 1
+        start_s = time.thread_time()
+        try:
+            compile_schema(schema)
+        finally:
+            self._used_s += time.thread_time() - start_s
+
+
+def check_schema(schema: Any, budget: CompileBudget) -> None:
+    """Raise `UnsupportedSchemaError` for a schema that cannot be held exactly, or `BudgetError`."""
+    budget.compile(schema)
+
+
+def enforceable(schema: dict[str, Any], budget: CompileBudget) -> tuple[dict[str, Any], list[str]]:
+    """Return an object schema without what cannot be held, and the paths of what is left out.
+
+    Raises `BudgetError`.
+    """
     rest = schema
     left_out: list[str] = []
     for _ in range(_MAX_REMOVED):
         try:
-            compile_schema(rest)
+            budget.compile(rest)
         except UnsupportedSchemaError as error:
             if rest is schema:
                 rest = deepcopy(schema)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.grammar_backends.api import CompileBudget
 from builtin_plugins.routes.common.call_check import UNHELD_HEADER, CallCheck
 from builtin_plugins.routes.common.tool_schemas import enforced_tools
+from core.api import InvalidRequest
 
 DISTINCT = {
     "type": "object",
@@ -98,6 +100,32 @@ def test_schema_that_allows_nothing_becomes_any_object() -> None:
     (held,), left_out = enforced_tools([tool({"required": ["a"], "not": {}})], "required")
     assert held["function"]["parameters"]["type"] == "object"
     assert left_out
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ({"count": 3}, "over 3 compilations"),
+        ({"cpu_s": 1e-9}, "compile for over 1e-09 s"),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_schemas_beyond_the_budget_of_a_request_are_refused(budget, expected, strict) -> None:
+    tools = [tool({"type": "object"}, f"f{i}", strict=strict) for i in range(4)]
+    with pytest.raises(InvalidRequest, match=f"tools: got schemas that .*{expected}"):
+        enforced_tools(tools, "required", CompileBudget(**budget))
+    one = {"type": "function", "function": {"name": "f0"}}
+    found, _ = enforced_tools(tools, one, CompileBudget(**budget))
+    assert [each["function"]["name"] for each in found] == ["f0"]
+
+
+def test_most_tools_with_many_odd_keywords_are_one_refused_request(api) -> None:
+    """128 tools, each compiled once per odd keyword."""
+    odd = {f"a{i}": DISTINCT["properties"]["a"] for i in range(9)}
+    tools = [tool({"type": "object", "properties": odd}, f"f{i}") for i in range(128)]
+    reply = api.chat("x", tools=tools, tool_choice="required")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+    assert api.chat("x", tools=tools[:8], tool_choice="required").status_code == 200
 
 
 def test_root_of_another_type_is_rejected(api) -> None:

@@ -10,7 +10,10 @@ import pytest
 
 from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
 from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
-from builtin_plugins.grammar_backends.schema_compiler.enforceable import enforceable
+from builtin_plugins.grammar_backends.schema_compiler.enforceable import (
+    CompileBudget,
+    enforceable,
+)
 from tests.builtin_plugins.grammar_backends.schema_compiler.byte_masks import ByteMasks
 
 DISCRIMINATED = {
@@ -179,7 +182,7 @@ def test_keywords_that_cannot_be_held_are_left_out_one_by_one() -> None:
             "b": {"type": "string", "pattern": r"\A", "maxLength": 3},
         },
     }
-    rest, left_out = enforceable(schema)
+    rest, left_out = enforceable(schema, CompileBudget())
     assert rest["properties"] == {
         "a": {"type": "array", "maxItems": 3},
         "b": {"type": "string", "maxLength": 3},
