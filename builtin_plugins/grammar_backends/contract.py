@@ -80,7 +80,7 @@ class GrammarState(Protocol):
         """Fill the token bitmask: bit i % 32 of word i // 32 allows token i.
 
         End tokens are allowed where the output may end; only they are allowed once it
-        is done.
+        is done. Raises `InvalidRequest` for a constraint that turns out to be too complex.
         """
 
     def is_done(self) -> bool:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from builtin_plugins.executors.api import RemoteError
-from builtin_plugins.features.structured_outputs.grammar_handle import ConstrainedOutput
+from builtin_plugins.features.structured_outputs.grammar_handle import (
+    ConstrainedOutput,
+    GrammarLost,
+)
 from builtin_plugins.features.structured_outputs.grammar_pool import (
     GrammarProcessPool,
     wait_readable,
@@ -17,6 +20,7 @@ from builtin_plugins.features.structured_outputs.grammar_protocol import Advance
 from builtin_plugins.features.structured_outputs.messages import (
     MaskFailed,
     MaskLate,
+    MaskLost,
     MaskMessage,
     MaskReady,
     MaskTiming,
@@ -201,6 +205,9 @@ class ConstrainedOutputs:
 
     def _failure(self, output: ConstrainedOutput) -> MaskMessage:
         error = output.error or RequestFailed("there is no mask")
+        if isinstance(error, GrammarLost):
+            fault = RemoteError("RequestFailed", str(error))
+            return MaskLost(output.owner, self._rank, fault, error.pid)
         if not isinstance(error, InvalidRequest):
             text = f"a constrained request failed: {error}"
             self._rate_limited.error(output.handle.kind, text, error)

@@ -50,6 +50,15 @@ class BudgetExceeded(InvalidRequest):
         """Setting that holds the budget."""
 
 
+class GrammarLost(RequestFailed):
+    """A grammar process died of no fault of a request that is known; another one may be tried."""
+
+    def __init__(self, message: str, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid
+        """The process; 0 if it had not started."""
+
+
 class ProcessState(IntEnum):
     """State of a grammar process."""
 
@@ -132,8 +141,10 @@ class GrammarHandle:
         """Messages to send once the grammar is compiled."""
         self._next = 0
         self._free: list[int] = []
-        self._pid = 0
+        self.pid = 0
         self._pidfd = -1
+        self.is_thread = False
+        """It runs as a thread, so its CPU time is unknown."""
         self._clock = 0
         self._used_s = 0.0
         """CPU time of the process at its last message."""
@@ -226,7 +237,7 @@ class GrammarHandle:
             return
         wire.flush()
         if wire.is_closed:
-            self.end(self._exit_error())
+            self.end(self.lost("has exited"))
 
     def _on_message(self, message: FromGrammar) -> None:
         if isinstance(message, MaskFilled):
@@ -235,7 +246,7 @@ class GrammarHandle:
             self._free.append(message.line)
         elif isinstance(message, ProcessStarted):
             self._open_process(message.pid)
-            if self._wire is not None:
+            if self._wire is not None and self.state is not ProcessState.GONE:
                 self._wire.send([CompileGrammar(self.key[1], [*self.key[0]])])
         elif isinstance(message, ConstraintAccepted):
             if not self.checked.done():
@@ -265,7 +276,8 @@ class GrammarHandle:
         output.optional = message.optional
         output.spent_s += message.work_s
         if message.error:
-            output.error = RequestFailed(message.error)
+            refused = InvalidRequest(self.kind, message.error)
+            output.error = refused if message.is_refusal else RequestFailed(message.error)
         self._on_change(output)
 
     def end(self, error: EngineError) -> None:
@@ -301,9 +313,14 @@ class GrammarHandle:
     # --- resource usage
 
     def _open_process(self, pid: int) -> None:
+        self.is_thread = not pid
         if pid:
-            self._pid = pid
-            self._pidfd = os.pidfd_open(pid)
+            self.pid = pid
+            try:
+                self._pidfd = os.pidfd_open(pid)
+            except OSError:  # it has exited, or too many files are open
+                self.end(self.lost("has exited"))
+                return
             self._clock = ~pid << 3 | 2  # as clock_getcpuclockid computes it
             self._base_bytes = self._anonymous_bytes()
 
@@ -333,24 +350,24 @@ class GrammarHandle:
 
     def _set_priority(self, nice: int) -> bool:
         try:
-            os.setpriority(os.PRIO_PROCESS, self._pid, nice)
+            os.setpriority(os.PRIO_PROCESS, self.pid, nice)
         except OSError:  # raising the priority needs a privilege
             return False
         return True
 
     def _anonymous_bytes(self) -> int:
-        return _kilobytes(Path(f"/proc/{self._pid}/status"), "RssAnon:")
+        return _kilobytes(Path(f"/proc/{self.pid}/status"), "RssAnon:")
 
     def _own_bytes(self) -> int:
         """Return the memory that the process does not share."""
         if self._pidfd < 0:
             return 0
-        return _kilobytes(Path(f"/proc/{self._pid}/smaps_rollup"), "Private_Dirty:")
+        return _kilobytes(Path(f"/proc/{self.pid}/smaps_rollup"), "Private_Dirty:")
 
-    def _exit_error(self) -> EngineError:
-        return RequestFailed(
-            f"{self.kind}: its grammar process has exited; send the request again."
-        )
+    def lost(self, what: str) -> GrammarLost:
+        """Return the error for a process that has died or must be replaced."""
+        text = f"{self.kind}: its grammar process {what}; send the request again."
+        return GrammarLost(text, self.pid)
 
 
 def _kilobytes(file: Path, name: str) -> int:

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from builtin_plugins.features.structured_outputs.compile_queue import CompileQueue
+from builtin_plugins.features.structured_outputs.frozen_processes import FrozenProcesses
 from builtin_plugins.features.structured_outputs.grammar_handle import (
     BudgetExceeded,
     ConstrainedOutput,
     GrammarHandle,
+    GrammarLost,
     Key,
     ProcessState,
 )
@@ -34,6 +36,8 @@ LOW_PRIORITY_AFTER_S: Final = 0.01
 """CPU time of a mask or a compilation after which its process gets the lowest priority."""
 MAX_COMPILE_WAIT_S: Final = 120.0
 """Maximum wait of a constraint for its compilation to start and end."""
+MAX_LOST: Final = 3
+"""Grammar processes of one request that may die at one token before it fails."""
 _POLL_S: Final = 0.01
 _OPTION: Final = "--structured-outputs-config"
 
@@ -62,11 +66,14 @@ class GrammarProcessPool:
         self._config = config
         self._registry = registry
         self._compilers = compilers
+        self._is_needed = False
+        """Compilers are to be created, by the watcher: no step waits for that or fails with it."""
         self._handles: OrderedDict[Key, GrammarHandle] = OrderedDict()
         """Used and cached processes, least recently used first."""
         self._queue = CompileQueue()
         self._watched: set[GrammarHandle] = set()
         self._watcher: threading.Thread | None = None
+        self._frozen = FrozenProcesses()
         self._closed = False
 
     # --- for users of the pool
@@ -79,14 +86,8 @@ class GrammarProcessPool:
     def warm_up(self) -> None:
         """Start preparing for the first constraint, without blocking."""
         with self.lock:
-            if self._compilers is None and not self._closed:
-                # lazy: start-up stays quick
-                from builtin_plugins.features.structured_outputs.compiler_pool import (
-                    make_compiler_pool,
-                )
-
-                self._compilers = make_compiler_pool(self._config, self._registry)
-                self._watch(None)
+            self._is_needed = self._compilers is None
+            self._watch(None)
 
     def wait_until_warm(self) -> None:
         """Block until the preparation ends; a failure is reported to the first request."""
@@ -113,6 +114,16 @@ class GrammarProcessPool:
 
     def check(self, key: Key) -> None:
         """Block until a backend accepts a constraint. Raises the rejection."""
+        for number in range(1 + MAX_LOST):
+            try:
+                self._check(key)
+            except GrammarLost:  # it may have been killed from outside
+                if number == MAX_LOST:
+                    raise
+            else:
+                return
+
+    def _check(self, key: Key) -> None:
         with self.lock:
             handle = self.get(key)
             handle.num_checking += 1
@@ -169,11 +180,13 @@ class GrammarProcessPool:
                     for handle in [*self._watched]:
                         handle.pump()
                         self._enforce_budget(handle)
+                    for handle in self._frozen.poll(self._watched):
+                        self._replace(handle)
                     is_ready = self._start_compilations()
-                except OSError:
-                    self._fail_all(
-                        RequestFailed("structured_outputs: the fork server has exited; retry.")
-                    )
+                except (OSError, EngineDead) as error:
+                    log.warning("the fork server of grammar processes is replaced: %s", error)
+                    text = "structured_outputs: the fork server has exited; send the request again."
+                    self._fail_all(GrammarLost(text))
                 except EngineError as error:
                     self._fail_all(error)
                 except Exception as error:  # no request may wait forever
@@ -191,10 +204,17 @@ class GrammarProcessPool:
 
     def _start_compilations(self) -> bool:
         """Start compilations within the limits; return whether processes can be started."""
-        compilers = self._compilers
-        if compilers is None or not compilers.is_ready():
-            return compilers is None
-        self._queue.start(compilers, self._has_room)
+        if self._compilers is None:
+            if not self._is_needed:
+                return True
+            # lazy: start-up stays quick
+            from builtin_plugins.features.structured_outputs.compiler_pool import make_compiler_pool
+
+            self._compilers = make_compiler_pool(self._config, self._registry)
+            self._is_needed = False
+        if not self._compilers.is_ready():
+            return False
+        self._queue.start(self._compilers, self._has_room)
         return True
 
     def _has_room(self) -> bool:
@@ -226,6 +246,17 @@ class GrammarProcessPool:
         elif handle.grown_bytes() > self.settings.compile_memory_bytes:
             limit = f"{self.settings.compile_memory_bytes / (1 << 20):g} MiB of memory"
             self._reject(handle, f"takes more than {limit}", "compile_memory_bytes")
+
+    def _replace(self, handle: GrammarHandle) -> None:
+        """End a frozen process; its outputs go on in another.
+
+        Raises `EngineDead` if the fork server has not started it.
+        """
+        if not handle.pid:
+            raise EngineDead("it is frozen")
+        log.warning("a grammar process of %s is frozen and is replaced", handle.kind)
+        handle.end(handle.lost("is frozen"))
+        self._remove(handle)
 
     def _limit_compilation(self, handle: GrammarHandle, used_s: float) -> None:
         limit_s = self.settings.compile_timeout_s
@@ -263,6 +294,7 @@ class GrammarProcessPool:
 
     def _fail_all(self, error: EngineError) -> None:
         """Fail all requests: the fork server is gone; the next request restarts it."""
+        self._is_needed = False
         if self._compilers is not None:
             self._compilers.close()
             self._compilers = None

@@ -113,6 +113,7 @@ class GrammarProcess:
             self._rows.pop(message.line, None)
             return OutputClosed(message.line)
         error = ""
+        is_refusal = False
         try:
             if isinstance(message, OpenOutput):
                 self._rows[message.line] = self._open(message)
@@ -123,6 +124,9 @@ class GrammarProcess:
             failure = self._rows[message.line].error
             if failure is not None:
                 raise failure
+        except InvalidRequest as raised:
+            is_refusal = True
+            error = str(raised).removeprefix(f"{raised.field}: ")
         except EngineError as raised:
             error = str(raised)
         except Exception as raised:  # noqa: BLE001 - plugin code; the request fails with its name
@@ -131,7 +135,8 @@ class GrammarProcess:
         used_s = time.process_time()
         row = self._rows.get(message.line)
         optional = [] if row is None else row.optional
-        return MaskFilled(message.line, time.thread_time() - begun_s, used_s, more, error, optional)
+        work_s = time.thread_time() - begun_s
+        return MaskFilled(message.line, work_s, used_s, more, error, optional, is_refusal)
 
     def _open(self, message: OpenOutput) -> GrammarRow:
         resources = self._resources

@@ -113,6 +113,8 @@ class MaskFilled(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Failure message; empty on success."""
     optional: list[int] = []
     """Tokens that start reasoning, for a model that prefers them to all others."""
+    is_refusal: bool = False
+    """The error is the constraint's own."""
 
 
 class OutputClosed(msgspec.Struct, array_like=True, frozen=True, tag=True):

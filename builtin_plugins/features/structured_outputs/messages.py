@@ -73,7 +73,17 @@ class MaskFailed(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The exceeded budget's setting; empty for other failures."""
 
 
-MaskMessage = MaskReady | MaskTiming | MaskLate | MaskFailed
+class MaskLost(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The request's grammar process died; another one can go on from the request's tokens."""
+
+    request_id: str
+    rank: int
+    fault: RemoteError
+    pid: int = 0
+    """The process; 0 if it had not started."""
+
+
+MaskMessage = MaskReady | MaskTiming | MaskLate | MaskFailed | MaskLost
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True):

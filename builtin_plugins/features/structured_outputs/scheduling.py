@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.executors.api import RemoteError
 from builtin_plugins.features.structured_outputs.messages import (
     NAME,
     MaskLate,
+    MaskLost,
     MaskMessage,
     MaskReady,
     MaskTiming,
@@ -29,6 +31,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[MaskMessage]).decode
 _decode_bounds = msgspec.msgpack.Decoder(ReasoningBounds).decode
 _NEVER: Final = -1
+MAX_LOST: Final = 3
+"""Grammar processes that may die at one token of a request before it fails."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,9 @@ class _ConstrainedRequest:
     """Ranks that have this mask."""
     slow: dict[int, int] = field(default_factory=dict)
     """Ranks with slow masks, and the number of tokens for which each has one."""
+    lost_pids: list[int] = field(default_factory=list)
+    """Grammar processes that died at `lost_at` tokens; 0 for one that had not started."""
+    lost_at: int = _NEVER
     since_s: float = field(default_factory=time.monotonic)
     outcome: Outcome = field(default_factory=Outcome)
     """Results so far, for the admission half."""
@@ -157,14 +164,35 @@ class MaskScheduler:
         elif isinstance(message, MaskLate):
             known.record(num_late=known.outcome.num_late + 1)
             self._recompute(known)
+        elif isinstance(message, MaskLost):
+            self._on_lost(message, known)
         else:
-            if known.fault is None:
-                known.fault = message.fault.error()
-                known.record(fault=message.fault, budget=message.budget)
-            # No mask will end its pause. Its next step reports again and is then recomputed.
-            self._slow.pop(request_id, None)
-            self._recompute(known)
-            self._scheduler.wake(request_id)
+            self._fail(known, message.fault, message.budget)
+
+    def _on_lost(self, message: MaskLost, known: _ConstrainedRequest) -> None:
+        """Rebuild the mask from the request's tokens, unless process after process dies."""
+        if known.lost_at != known.request.num_tokens:
+            known.lost_at = known.request.num_tokens
+            known.lost_pids.clear()
+        if message.pid == 0 or message.pid not in known.lost_pids:  # several steps may report it
+            known.lost_pids.append(message.pid)
+        if len(known.lost_pids) > MAX_LOST:
+            self._fail(known, message.fault)
+            return
+        known.slow.pop(message.rank, None)
+        if not known.slow:
+            self._slow.pop(message.request_id, None)
+        self._recompute(known)
+        self._scheduler.wake(message.request_id)
+
+    def _fail(self, known: _ConstrainedRequest, fault: RemoteError, budget: str = "") -> None:
+        if known.fault is None:
+            known.fault = fault.error()
+            known.record(fault=fault, budget=budget)
+        # No mask will end its pause. Its next step reports again and is then recomputed.
+        self._slow.pop(known.request.request_id, None)
+        self._recompute(known)
+        self._scheduler.wake(known.request.request_id)
 
     def _on_ready(self, message: MaskReady, known: _ConstrainedRequest) -> None:
         known.record(compile_s=known.outcome.compile_s + message.compile_s)

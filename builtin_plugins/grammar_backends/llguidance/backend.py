@@ -62,9 +62,13 @@ class LLGuidance:
         try:
             return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
         except ValueError as error:
-            reason = str(error).partition("\n")[0][:500].rstrip(".")
             field = f"structured_outputs.{constraint.kind}"
-            raise InvalidRequest(field, f"cannot be held: {reason}.") from error
+            raise InvalidRequest(field, _refusal(str(error))) from error
+
+
+def _refusal(message: str) -> str:
+    """Return the first line of the library's message; more of it shows its state."""
+    return "cannot be held: " + message.partition("\n")[0][:500].rstrip(".") + "."
 
 
 class Compiled:
@@ -130,6 +134,7 @@ class State:
             or self._matcher.is_stopped()
             or self._matcher.validate_tokens([token]) != 1
         ):
+            self._check()
             return False
         if self._masked is not None and not self._masked[token // 32] >> token % 32 & 1:
             return False
@@ -150,12 +155,16 @@ class State:
             mask[:] = self._end_mask
             return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error())
+        self._check()
         mask &= ~self._end_mask
         if self._matcher.is_accepting():
             mask |= self._end_mask
         self._masked = mask.copy()
+
+    def _check(self) -> None:
+        """Raise `InvalidRequest` once the library finds the grammar too complex to go on."""
+        if self._matcher.is_error():
+            raise InvalidRequest("structured_outputs", _refusal(self._matcher.get_error()))
 
     def is_done(self) -> bool:
         """Return whether the end was accepted."""

@@ -185,7 +185,7 @@ def test_shutdown_ends_all_grammar_processes(open_llm: Callable[..., LLM]) -> No
     llm = open_llm(plugins=[f"+{FAULTY_BACKEND}"], structured_outputs_config=BUDGETS)
     run(llm, under("quick"))
     pool = llm._frontend.registry.shared("structured_outputs", lambda: None)
-    pids = [pool._compilers._child.pid, *(handle._pid for handle in pool._handles.values())]
+    pids = [pool._compilers._child.pid, *(handle.pid for handle in pool._handles.values())]
     assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
     llm.shutdown()
     ended = threading.Event()
