@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Callable, Iterator
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from builtin_plugins.grammar_backends.languages.decimals import text_of
+from benchmarks.grammar.derivations import Derivations, notations
 from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
 from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
 
@@ -63,11 +65,18 @@ class _Bytes:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
+@cache
+def _tokenizer() -> Any:
+    import llguidance
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
+
+
 class _Guidance:
     def __init__(self, grammar: str) -> None:
         import llguidance
 
-        tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
+        tokenizer = _tokenizer()
         limits = llguidance.LLParserLimits(initial_lexer_fuel=20_000_000)
         self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if self._matcher.is_error():
@@ -123,26 +132,77 @@ class _XGrammar:
         return bool(fits)
 
 
+class Own:
+    """A grammar of ours: its derivations decide, and its matcher must agree with them."""
+
+    def __init__(self, schema: Any) -> None:
+        import llguidance
+
+        try:
+            self.grammar = compile_schema(schema, closes=False)
+        except UnsupportedSchemaError as error:
+            raise RefusedError(f"{error.keyword}: {error}") from error
+        self.matcher = _Guidance(llguidance.grammar_from("lark", self.grammar))
+        self._derivations: Derivations | None = None
+
+    def can_be_written(self, value: Any) -> bool:
+        """Return whether some spelling of a value can be written."""
+        text = json.dumps(value, ensure_ascii=False)
+        try:
+            canonical = text.encode()
+        except UnicodeEncodeError:
+            return False  # a lone surrogate is no text
+        if self._writes(canonical):
+            return True
+        if self._derivations is None:
+            self._derivations = Derivations(self.grammar, _terminal)
+        spelling = self._derivations.spelling(value)
+        if spelling is not None and not self._writes(spelling):
+            raise DisagreementError(spelling.decode())
+        return spelling is not None
+
+    def _writes(self, text: bytes) -> bool:
+        if not self.matcher.advance(text):
+            return False
+        done = self.matcher.is_done()
+        self.matcher.back(len(text))
+        return done
+
+
+class DisagreementError(Exception):
+    """A grammar derives a text that its matcher refuses."""
+
+
+def _terminal(grammar: str) -> Callable[[bytes], bool]:
+    """Return the test for whole texts of a grammar."""
+    import llguidance
+
+    matcher = _Guidance(llguidance.grammar_from("lark", grammar))
+
+    def matches(text: bytes) -> bool:
+        if not matcher.advance(text):
+            return False
+        done = matcher.is_done()
+        matcher.back(len(text))
+        return done
+
+    return matches
+
+
 def engine(name: str, schema: Any) -> Matcher:
-    """Return the start of a schema's grammar. Raises `RefusedError`."""
+    """Return the start of a peer's grammar of a schema. Raises `RefusedError`."""
     import llguidance
 
     if name == "xgrammar":
         return _XGrammar(schema)
-    if name == "llguidance":
-        try:
-            return _Guidance(
-                llguidance.LLMatcher.grammar_from_json_schema(
-                    json.dumps(schema), overrides={"lenient": False}
-                )
-            )
-        except (ValueError, TypeError) as error:
-            raise RefusedError(str(error)[:200]) from error
     try:
-        grammar = compile_schema(schema, closes=False)
-    except UnsupportedSchemaError as error:
-        raise RefusedError(f"{error.keyword}: {error}") from error
-    return _Guidance(llguidance.grammar_from("lark", grammar))
+        return _Guidance(
+            llguidance.LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), overrides={"lenient": False}
+            )
+        )
+    except (ValueError, TypeError) as error:
+        raise RefusedError(str(error)[:200]) from error
 
 
 # --- instances --------------------------------------------------------------------------
@@ -199,7 +259,7 @@ class _Instance:
             for _ in self._text("["):
                 yield from self._items(value, 0)
         else:
-            for text in _notations(value):
+            for text in notations(value):
                 yield from self._text(text)
 
     def _items(self, values: list[Any], index: int) -> Iterator[None]:
@@ -241,16 +301,6 @@ def names_in(schema: Any) -> dict[str, int]:
     return found
 
 
-def _notations(value: Any) -> list[str]:
-    """Return the ways to write a scalar."""
-    found = [json.dumps(value, ensure_ascii=False)]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = text_of(Fraction(found[0]))
-        if number is not None:
-            found.append(number)
-    return [*dict.fromkeys(found)]
-
-
 # --- suites -----------------------------------------------------------------------------
 
 
@@ -282,26 +332,28 @@ def read_bench(root: Path, only: str) -> Iterator[tuple[str, str, Any, list[Any]
 
 def judge(name: str, schema: Any, tests: list[Any]) -> dict[str, Any]:
     """Return what an engine makes of a schema and its instances."""
+    begun_s = time.thread_time()
     try:
-        matcher = engine(name, schema)
+        made: Any = Own(schema) if name == "own" else engine(name, schema)
     except RefusedError as error:
-        return {"refused": str(error)}
-    allowed = []
-    forbidden = []
-    unknown = 0
+        return {"refused": str(error), "compile_s": time.thread_time() - begun_s}
+    found: dict[str, Any] = {"compile_s": time.thread_time() - begun_s, "unknown": 0}
+    found |= {"allowed": [], "forbidden": []}
     names = names_in(schema)
     for test in tests:
         try:
-            written = _Instance(matcher, names).can_be_written(test["data"])
+            if name == "own":
+                written = made.can_be_written(test["data"])
+            else:
+                written = _Instance(made, names).can_be_written(test["data"])
         except _GiveUpError:
-            matcher = engine(name, schema)
-            unknown += 1
+            made = engine(name, schema)
+            found["unknown"] += 1
             continue
-        if written and not test["valid"]:
-            allowed.append(test.get("description", ""))
-        elif test["valid"] and not written:
-            forbidden.append(test.get("description", ""))
-    return {"allowed": allowed, "forbidden": forbidden, "unknown": unknown}
+        if written != test["valid"]:
+            kind = "allowed" if written else "forbidden"
+            found[kind].append(f"{test.get('description', '')} {json.dumps(test['data'])[:300]}")
+    return found
 
 
 def _serve(connection: Connection) -> None:
@@ -360,6 +412,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds per schema")
     parser.add_argument("--errors", type=int, default=20, help="errors to print per group")
     parser.add_argument("--stride", type=int, default=1, help="take each n-th schema")
+    parser.add_argument("--output", type=Path, help="file for one line of JSON per schema")
     args = parser.parse_args()
     cases = []
     if args.suite:
@@ -368,50 +421,53 @@ def main() -> None:
         cases += [*read_bench(args.bench, args.only)]
     cases = cases[:: args.stride]
     for name in args.engines.split(","):
-        report(name, cases, args.timeout, args.errors)
+        report(name, cases, args)
 
 
 def report(
-    name: str, cases: list[tuple[str, str, Any, list[Any]]], timeout_s: float, limit: int
+    name: str, cases: list[tuple[str, str, Any, list[Any]]], args: argparse.Namespace
 ) -> None:
     """Judge all schemas with one engine and print the result."""
-    judged = _Judge(name, timeout_s)
-    counts: dict[str, Counter[str]] = {}
-    reasons: dict[str, Counter[str]] = {}
-    errors: dict[str, list[str]] = {}
-    for group, case, schema, tests in cases:
-        found = judged(schema, tests)
-        count = counts.setdefault(group, Counter())
-        count["schemas"] += 1
-        count["instances"] += len(tests)
-        if "refused" in found:
-            count["refused"] += 1
-            keyword = found["refused"].partition(": ")[0][:60]
-            reasons.setdefault(group, Counter())[keyword] += 1
-            if limit > 1000:
-                errors.setdefault(group, []).append(f"{case}: refused {found['refused']}")
-            continue
-        count["allowed"] += len(found["allowed"])
-        count["forbidden"] += len(found["forbidden"])
-        count["unknown"] += found["unknown"]
-        count["covered"] += not found["allowed"] and not found["forbidden"]
-        for kind in ("allowed", "forbidden"):
-            errors.setdefault(group, []).extend(
-                f"{case}: wrongly {kind}: {text}" for text in found[kind]
-            )
-    for group, count in counts.items():
-        share = 100 * count["covered"] / count["schemas"]
-        print(
-            f"{name} {group}: {count['schemas']} schemas, {count['instances']} instances, "
-            f"{count['refused']} refused, {count['allowed']} wrongly allowed, "
-            f"{count['forbidden']} wrongly forbidden, {count['unknown']} undecided, "
-            f"coverage {share:.1f} %"
-        )
-        by_count = sorted(reasons.get(group, {}).items(), key=lambda pair: -pair[1])
-        for keyword, number in by_count[:limit]:
-            print(f"    {number} refused for {keyword}")
-        for error in errors.get(group, [])[:limit]:
-            print(f"    {error}")
+    judged = _Judge(name, args.timeout)
+    groups: dict[str, list[tuple[str, int, dict[str, Any]]]] = {}
+    with (args.output or Path(os.devnull)).open("a") as output:
+        for group, case, schema, tests in cases:
+            found = judged(schema, tests)
+            groups.setdefault(group, []).append((case, len(tests), found))
+            line = {"engine": name, "group": group, "case": case, "tests": len(tests), **found}
+            print(json.dumps(line), file=output, flush=True)
+    for group, rows in groups.items():
+        _print_group(f"{name} {group}", rows, args.errors)
+
+
+def _print_group(title: str, rows: list[tuple[str, int, dict[str, Any]]], limit: int) -> None:
+    """Print the numbers of a group, why schemas are refused, and the errors."""
+    served = [found for _, _, found in rows if "refused" not in found]
+    reasons = Counter(
+        found["refused"].partition(": ")[0][:60] for _, _, found in rows if "refused" in found
+    )
+    covered = sum(not found["allowed"] and not found["forbidden"] for found in served)
+    times = sorted(found["compile_s"] for _, _, found in rows if "compile_s" in found) or [0.0]
+    middle, high, most = (times[int(q * (len(times) - 1))] * 1e3 for q in (0.5, 0.99, 1))
+    print(
+        f"{title}: {len(rows)} schemas, {sum(number for _, number, _ in rows)} instances, "
+        f"{len(rows) - len(served)} refused, "
+        f"{sum(len(found['allowed']) for found in served)} wrongly allowed, "
+        f"{sum(len(found['forbidden']) for found in served)} wrongly forbidden, "
+        f"{sum(found['unknown'] for found in served)} undecided, "
+        f"coverage {100 * covered / len(rows):.1f} %; "
+        f"compile median {middle:.1f} ms, 99 % {high:.1f}, maximum {most:.1f}"
+    )
+    for keyword, number in reasons.most_common(limit):
+        print(f"    {number} refused for {keyword}")
+    errors = [
+        f"{case}: wrongly {kind}: {text}"
+        for case, _, found in rows
+        for kind in ("allowed", "forbidden")
+        for text in found.get(kind, ())
+    ]
+    for error in errors[:limit]:
+        print(f"    {error[:200]}")
 
 
 if __name__ == "__main__":
