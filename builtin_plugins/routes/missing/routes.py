@@ -54,7 +54,6 @@ MISSING_PATHS: Final[Mapping[str, str]] = {
     "/update_weights": _WEIGHTS,
     "/finish_weight_update": _WEIGHTS,
     "/weight_checker": _WEIGHTS,
-    "/release_kv_cache_memory": "the KV cache is released with POST /sleep only",
     **dict.fromkeys(
         ("/api/chat", "/api/embed", "/api/embeddings", "/api/generate", "/api/show"), _OLLAMA
     ),
@@ -66,6 +65,7 @@ MISSING_PATHS: Final[Mapping[str, str]] = {
             "/is_paused",
             "/is_sleeping",
             "/pause",
+            "/release_kv_cache_memory",
             "/reset_prefix_cache",
             "/resume",
             "/server_info",

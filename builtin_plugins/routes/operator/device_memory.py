@@ -37,6 +37,14 @@ class DeviceMemory:
         self._module.empty_cache()
         return num_bytes
 
+    def release_caches(self) -> int:
+        """Release the caches alone, and return the number of bytes."""
+        self._module.synchronize()
+        self._model.storage_version = getattr(self._model, "storage_version", 0) + 1
+        num_bytes = self._caches.release(save=False)
+        self._module.empty_cache()
+        return num_bytes
+
     def restore_caches(self) -> None:
         """Allocate the caches again, zeroed.
 

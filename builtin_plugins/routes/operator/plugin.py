@@ -54,7 +54,11 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
         extension = sleep.SleepExtension(parks=pauses)
         extensions.append(extension)
         gauge_providers(registry)[sleep.NAME] = extension.numbers
-        llm_methods(registry).update(sleep=sleep.sleep, wake_up=sleep.wake_up)
+        llm_methods(registry).update(
+            sleep=sleep.sleep,
+            wake_up=sleep.wake_up,
+            release_kv_cache_memory=sleep.release_kv_cache_memory,
+        )
     return extensions
 
 

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -27,8 +26,7 @@ from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.operator.pausing import NAME
 from builtin_plugins.routes.operator.profiling import NAME as PROFILING
 from builtin_plugins.routes.operator.profiling import Settings
-from builtin_plugins.routes.operator.sleep import EMPTY_S, checked_level, checked_tags
-from builtin_plugins.routes.operator.sleep import NAME as SLEEPING
+from builtin_plugins.routes.operator.sleep_routes import SleepRoutes, switched_off
 from core.api import EngineConfig, EngineError, InvalidRequest
 from core.api.serving import ServedEngine
 
@@ -84,7 +82,8 @@ class OperatorRoutes:
         self._aborts = self._is_on or bool(options.get("tokens_only"))
         self._calls: Sequence[str] = options.get("operator_calls") or ()
         self._strict = bool(options.get("strict_fields"))
-        self._sleeps = self._is_on and bool(options.get("enable_sleep_mode"))
+        is_on = self._is_on and bool(options.get("enable_sleep_mode"))
+        self._sleep = SleepRoutes(engine, self._pausing, self._end, is_on=is_on)
         settings = Settings.of(options.get("profiler_config") or {}) if self._is_on else None
         self._profiles = settings is not None
         if self._is_on and not options.get("api_key"):
@@ -106,9 +105,7 @@ class OperatorRoutes:
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/collective_rpc", self._call, methods=["POST"]),
-            Route("/sleep", self._sleep, methods=["POST"]),
-            Route("/wake_up", self._wake_up, methods=["POST"]),
-            Route("/is_sleeping", self._is_sleeping, methods=["GET"]),
+            *self._sleep.routes(),
             Route("/start_profile", self._start_profile, methods=["POST"]),
             Route("/stop_profile", self._stop_profile, methods=["POST"]),
             *(
@@ -148,8 +145,8 @@ class OperatorRoutes:
 
     async def _resume(self, request: Request) -> JSONResponse:
         """Resume the engine, and wake it up."""
-        if self._sleeps:
-            await self._wake(b"")
+        if self._sleep.is_on:
+            await self._sleep.wake(b"")
         await self._pausing("resume")
         return JSONResponse({"status": "resumed"})
 
@@ -163,61 +160,6 @@ class OperatorRoutes:
         answer, *_ = await self._engine.call(f"{NAME}.{verb}")
         paused, running = answer.split()
         return paused == b"1", int(running)
-
-    async def _sleep(self, request: Request) -> JSONResponse:
-        """Abort requests, clear the prefix cache, and release the memory of the KV cache; at level
-        2 of the weights too.
-        """
-        self._check_sleeps()
-        level = checked_level(request.query_params.get("level", "1"))
-        await self._pausing("pause")
-        until_s = time.monotonic() + EMPTY_S
-        while not await self._emptied():
-            if time.monotonic() > until_s:
-                await self._pausing("resume")
-                raise HTTPException(
-                    409, f"the cache was still in use after {EMPTY_S:g} s; try again."
-                )
-            await asyncio.sleep(POLL_S)
-        _, *released = await self._engine.call(f"{SLEEPING}.sleep", level)
-        return JSONResponse({"status": "asleep", "released_bytes": sum(map(int, released))})
-
-    async def _emptied(self) -> bool:
-        await self._end(self._engine.open_ids())
-        if not await self._engine.reset_prefix_cache():
-            return False
-        idle, *_ = await self._engine.call(f"{SLEEPING}.idle")
-        return bool(idle == b"1")
-
-    async def _wake_up(self, request: Request) -> JSONResponse:
-        """Restore cache, weights or both, by `tags`; resume the engine once both are restored."""
-        self._check_sleeps()
-        if await self._wake(checked_tags(request.query_params.getlist("tags"))):
-            return JSONResponse({"status": "asleep"})
-        await self._pausing("resume")
-        return JSONResponse({"status": "awake"})
-
-    async def _wake(self, tags: bytes) -> bool:
-        """Restore what the tags name; return whether anything still sleeps.
-
-        Nothing changes if the weights cannot be reloaded.
-        """
-        await self._engine.call(f"{SLEEPING}.wake", tags)
-        state, *_ = await self._engine.call(f"{SLEEPING}.woken", tags)
-        return bool(state == b"1")
-
-    async def _is_sleeping(self, request: Request) -> JSONResponse:
-        """Return whether the engine sleeps."""
-        self._check_sleeps()
-        state, *_ = await self._engine.call(f"{SLEEPING}.state")
-        return JSONResponse({"is_sleeping": state == b"1"})
-
-    def _check_sleeps(self) -> None:
-        if not self._sleeps:
-            raise _off(
-                "sleep mode",
-                "--enable-sleep-mode; /pause and /resume work without it, and keep the cache",
-            )
 
     async def _start_profile(self, request: Request) -> JSONResponse:
         """Start the profiler of all ranks."""
@@ -234,7 +176,7 @@ class OperatorRoutes:
 
     def _check_profiles(self) -> None:
         if not self._profiles:
-            raise _off("the profiler", "--profiler-config '{\"torch_profiler_dir\": DIR}'")
+            raise switched_off("the profiler", "--profiler-config '{\"torch_profiler_dir\": DIR}'")
 
     async def _abort(self, request: Request) -> JSONResponse:
         """Abort requests by the ids of their answers; without ids, all requests.
@@ -324,12 +266,6 @@ def _files(answers: Sequence[bytes]) -> list[str]:
         if "error" in each:
             raise HTTPException(409, f"{each['error']}.")
     return [each["file"] for each in results if each.get("file")]
-
-
-def _off(what: str, switch: str) -> HTTPException:
-    return HTTPException(
-        404, {"message": f"{what} is off; start the server with {switch}.", "code": "not_served"}
-    )
 
 
 def _without_secrets(value: Any, name: str = "") -> Any:

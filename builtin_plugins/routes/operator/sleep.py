@@ -5,6 +5,7 @@ when they are written. Weights stay, because they are in host memory already. Le
 weights too, and reloads them into the same memory.
 
 On a GPU the driver gets both. At level 1 the host holds the weights, at level 2 they are reloaded.
+A release of the KV cache alone leaves the weights where they are.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ NAME: Final = "sleeping"
 KV_CACHE: Final = "kv_cache"
 WEIGHTS: Final = "weights"
 TAGS: Final = (WEIGHTS, KV_CACHE)
-STATES: Final = ("awake", "weights_offloaded", "discard_all")
-"""Labels of vLLM's metric: awake, asleep at level 1, asleep at level 2."""
+STATES: Final = ("awake", "weights_offloaded", "discard_all", "kv_cache_released")
+"""Labels of vLLM's metric: awake, asleep at level 1 or 2, and without its KV cache alone."""
 LEVELS: Final = ("1", "2")
 """Sleep levels: without the KV cache, or without cache and weights. Both need a full wake-up."""
 MADV_DONTNEED: Final = 4
@@ -50,8 +51,8 @@ class SleepExtension:
         """`parks`: another extension parks requests during sleep; otherwise they are refused."""
         self._parks = parks
         self._asleep: set[str] = set()
-        self._level = 1
-        """Level of the last sleep."""
+        self._state = STATES[0]
+        """State that the last sleep led to."""
 
     def attach(self, scheduler: Any) -> None:
         """Store the scheduler."""
@@ -68,29 +69,31 @@ class SleepExtension:
     def call(self, verb: str, data: bytes) -> bytes:
         """Return whether anything sleeps.
 
-        `sleep` starts a sleep, `wake` changes nothing here, `woken` follows when the workers have
+        `sleep` starts a sleep, `release` one of the KV cache alone, `wake` changes nothing here, `woken` follows when the workers have
         woken up, `state` only reads. `idle` returns whether no block is in use, as a sleep needs.
         """
         if verb == "idle":
             return b"1" if self._is_idle else b"0"
-        if verb == "sleep":
+        if verb in ("sleep", "release"):
             if not self._is_idle:
                 raise InvalidRequest(
                     "level", "blocks of the cache are in use; end what runs, or try again."
                 )
-            self._asleep = set(TAGS)
-            self._level = 2 if data == b"2" else 1
+            if verb == "release" and self._asleep:
+                raise InvalidRequest("kv_cache", "got a sleeping engine; wake it up first.")
+            self._asleep = set(TAGS) if verb == "sleep" else {KV_CACHE}
+            self._state = STATES[2 if data == b"2" else 1] if verb == "sleep" else STATES[3]
         elif verb == "woken":
             self._asleep.difference_update(_named(data))
         elif verb not in ("state", "wake"):
             raise InvalidRequest(
-                "name", f"{NAME} knows sleep, wake, woken, idle and state, not {verb!r}."
+                "name", f"{NAME} knows sleep, release, wake, woken, idle and state, not {verb!r}."
             )
         return b"1" if self._asleep else b"0"
 
     def numbers(self) -> Mapping[str, float]:
         """Return the sleep state metric, with 1 for the current state."""
-        state = STATES[self._level if self._asleep else 0]
+        state = self._state if self._asleep else STATES[0]
         return {
             with_label("engine_sleep_state", "sleep_state", each): float(each == state)
             for each in STATES
@@ -128,13 +131,16 @@ class MemoryReleaser:
     def call(self, verb: str, data: bytes) -> bytes | None:
         """Release or restore memory.
 
-        `sleep`, with a level, returns the number of released bytes of the process or its device.
-        `wake`, with tags, returns nothing once the memory is usable again.
+        `sleep`, with a level, and `release`, of the KV cache alone, return the number of released
+        bytes of the process or its device. `wake`, with tags, returns nothing once the memory is
+        usable again.
         """
         if verb == "wake":
             return self._wake(_named(data))
-        if verb != "sleep":
+        if verb not in ("sleep", "release"):
             return None
+        if self._on_device is not None and verb == "release":
+            return str(self._on_device.release_caches()).encode()
         if self._on_device is not None:
             self._without_weights |= data == b"2"
             return str(self._on_device.release(save_weights=data == b"1")).encode()
@@ -239,6 +245,22 @@ def sleep(llm: Any, level: int = 1) -> None:
     requests are unfinished.
     """
     data = checked_level(str(level))
+    _empty(llm)
+    llm.core.call(f"{NAME}.sleep", data)
+
+
+def release_kv_cache_memory(llm: Any) -> None:
+    """Clear the prefix cache and release the KV cache's memory; the weights stay usable.
+
+    Requests are refused until `wake_up`. Raises `InvalidRequest` while the engine sleeps or requests
+    are unfinished.
+    """
+    _empty(llm)
+    llm.core.call(f"{NAME}.release")
+
+
+def _empty(llm: Any) -> None:
+    """Clear the prefix cache, and wait until no block is in use. Raises `InvalidRequest`."""
     until_s = time.monotonic() + EMPTY_S
     scheduler = llm.core.scheduler
     if scheduler.num_running or scheduler.num_waiting:
@@ -253,7 +275,6 @@ def sleep(llm: Any, level: int = 1) -> None:
             )
         llm.core.step()  # lets tiers finish their transfers
         time.sleep(POLL_S)
-    llm.core.call(f"{NAME}.sleep", data)
 
 
 def wake_up(llm: Any, tags: Sequence[str] | None = None) -> None:

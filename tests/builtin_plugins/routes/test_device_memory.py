@@ -54,6 +54,10 @@ def test_device_memory_is_released_and_restored(emptied: list[bool]) -> None:
         assert torch.equal(model.tied, known)
         assert torch.equal(model.view, known[1])
         assert model.count.item() == 7
+    assert memory.release_caches() == 40
+    assert torch.equal(model.weight, known), "weights stay on the device"
+    memory.restore_caches()
+    assert not cache.any()
     memory.release(save_weights=True)
     assert memory.release(save_weights=False) == 0, "the second call drops the host's copy"
     assert memory.restore_weights(), "they must be reloaded"

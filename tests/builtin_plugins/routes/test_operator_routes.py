@@ -54,6 +54,7 @@ OPERATOR = [
         )
     ),
     *(("POST", path) for path in ("/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up")),
+    ("POST", "/release_kv_cache_memory"),
     *(("POST", path) for path in ("/start_profile", "/stop_profile")),
     *(("GET", path) for path in ("/is_paused", "/server_info", "/is_sleeping")),
 ]
@@ -451,6 +452,27 @@ def test_sleep_releases_cache_and_wake_up_resumes(pausable: Api) -> None:
     assert after["usage"]["prompt_tokens"] == before["usage"]["prompt_tokens"]
 
 
+def test_kv_cache_is_released_and_restored_without_a_sleep(pausable: Api) -> None:
+    async def release() -> tuple[Any, ...]:
+        post = {"json": {"messages": MESSAGES}}
+        before = (await pausable.send("POST", "/v1/chat/completions", **post)).json()
+        left = await running(pausable)
+        released = (await pausable.send("POST", "/release_kv_cache_memory")).json()
+        (ended,) = await asyncio.gather(*left)
+        again = await pausable.send("POST", "/release_kv_cache_memory")
+        (waiting,) = await running(pausable)
+        half = (await pausable.send("POST", "/wake_up?tags=weights")).json()
+        woken = (await pausable.send("POST", "/wake_up?tags=kv_cache")).json()
+        after = (await waiting).json()
+        return before, ended.json(), released, again.status_code, half, woken, after
+
+    before, ended, released, again, half, woken, after = asyncio.run(release())
+    assert ended["choices"][0]["finish_reason"] == "abort"
+    assert (released["status"], again) == ("released", 409)
+    assert (half, woken) == ({"status": "asleep"}, {"status": "awake"})
+    assert after["choices"] == before["choices"]
+
+
 def test_release_returns_written_pages() -> None:
     import numpy as np
 
@@ -471,12 +493,13 @@ def test_release_returns_written_pages() -> None:
     half = MemoryReleaser(None)
     half.loaded(SimpleNamespace(facts={}))  # type: ignore[arg-type]
     half.attach(Parts())  # type: ignore[arg-type]
-    answer = half.call("sleep", b"1")
-    assert answer is not None
-    assert (
-        int(answer) > memory.nbytes // 2
-    )  # whole pages only, and other threads may take some meanwhile
-    assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
+    for verb, data in (("sleep", b"1"), ("release", b"")):
+        memory[:] = 7
+        answer = half.call(verb, data)
+        assert answer is not None
+        # whole pages only, and other threads may take some meanwhile
+        assert int(answer) > memory.nbytes // 2
+        assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
     assert half.call("state", b"") is None
 
 

@@ -121,6 +121,24 @@ def test_sleep_state_metric() -> None:
         assert state() == [name]
         half.call("woken", b"kv_cache")
         assert state() == ["awake"]
+    half.call("release", b"")
+    assert state() == ["kv_cache_released"]
+    half.call("woken", b"kv_cache")
+    assert state() == ["awake"]
+
+
+def test_released_kv_cache_leaves_weights_and_answers_alone(checkpoint: Path) -> None:
+    with opened(checkpoint) as llm:
+        before = answers(llm)
+        known = [tensor.clone() for tensor in weights(llm)]
+        llm.release_kv_cache_memory()
+        assert all(torch.equal(now, then) for now, then in zip(weights(llm), known, strict=True))
+        output = llm.generate(PROMPTS[:1], PARAMS, use_tqdm=False)[0]
+        assert "the engine sleeps (kv_cache)" in (output.error or "")
+        with pytest.raises(InvalidRequest, match="kv_cache: got a sleeping engine"):
+            llm.release_kv_cache_memory()
+        llm.wake_up(["kv_cache"])
+        assert answers(llm) == before
 
 
 def test_sleeping_engine_rejects_requests(checkpoint: Path) -> None:
