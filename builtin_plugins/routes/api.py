@@ -1,5 +1,14 @@
-"""What features provide to routes, with the promises of `core.api`."""
+"""What plugins provide to routes, with the promises of `core.api`."""
 
+from builtin_plugins.routes.responses.database import Connection, Database, DatabaseUnavailable
 from builtin_plugins.routes.variants import Call, Variant, VariantSource, variant_sources
 
-__all__ = ["Call", "Variant", "VariantSource", "variant_sources"]
+__all__ = [
+    "Call",
+    "Connection",
+    "Database",
+    "DatabaseUnavailable",
+    "Variant",
+    "VariantSource",
+    "variant_sources",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from core.api import Entry, Option, Range, hookimpl
 
@@ -14,13 +14,22 @@ def engine_routes() -> list[Entry]:
 
 
 @hookimpl
+def engine_add_hooks() -> list[Any]:
+    from builtin_plugins.routes.responses import hookspecs  # lazy: called once
+
+    return [hookspecs]
+
+
+@hookimpl
 def engine_options() -> list[Option]:
     return [
         Option(
             "responses_store",
             str,
             "",
-            "SQLite file that stores responses; default: memory.",
+            "SQLite file that stores responses, or the URL of a database for several servers, "
+            "such as `postgresql://engine@host/responses` (plugin engine-postgres); default: "
+            "memory.",
         ),
         Option(
             "responses_store_bytes",

@@ -65,7 +65,7 @@ from builtin_plugins.routes.responses.stored import (
     chain_items,
     store_input,
 )
-from builtin_plugins.routes.responses.tables import StoredResponse
+from builtin_plugins.routes.responses.table_reader import StoredResponse
 from builtin_plugins.routes.responses.tools import SKIPPED_TOOL_TYPES, RequestTools
 from builtin_plugins.routes.responses.writing import ResponseWriter
 from core.api import TOO_LONG, InvalidRequest, SamplingParams
@@ -352,7 +352,7 @@ class Responses:
         try:
             self._runs.start(run, self._run(job, run))
         except BaseException:
-            self._store.unpin(run.response["id"])
+            await self._store.discard(run.response["id"])
             raise
         await asyncio.sleep(
             0
@@ -363,7 +363,8 @@ class Responses:
         try:
             await self._write_run(job, run)
         finally:
-            self._store.unpin(run.response["id"])
+            if not run.response["store"]:
+                await self._store.discard(run.response["id"])
 
     async def _write_run(self, job: _Job, run: BackgroundRun) -> None:
         try:

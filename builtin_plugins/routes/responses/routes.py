@@ -11,6 +11,7 @@ from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.responses.compaction import CompactFields, Compaction
+from builtin_plugins.routes.responses.databases import open_database
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
@@ -47,7 +48,7 @@ class ResponsesRoutes:
         owner_bytes = options.get("responses_store_owner_bytes")
         if owner_bytes is None:
             owner_bytes = max_bytes // (len(options.get("api_key") or ()) or KEYLESS_SHARES)
-        store = ResponseStore(options.get("responses_store") or "", max_bytes, owner_bytes)
+        store = ResponseStore(open_database(config, engine.registry), max_bytes, owner_bytes)
         runs = BackgroundRuns()
         self._stored = StoredResponses(store, runs)
         self._responses = Responses(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from builtin_plugins.routes.responses.tables import MAX_CHAIN, StoredResponse
+from builtin_plugins.routes.responses.table_reader import MAX_CHAIN, StoredResponse
 from core.api import InvalidRequest
 
 _CALLS: Final = ("function_call", "custom_tool_call")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import owner_name, reserve_bytes
 from builtin_plugins.routes.common.streams import EventStream
 from builtin_plugins.routes.responses.store import ResponseStore
-from builtin_plugins.routes.responses.tables import Link, StoredResponse
+from builtin_plugins.routes.responses.table_reader import Link, StoredResponse
 from core.api import InvalidRequest
 
 MAX_PAGE_ITEMS: Final = 100
@@ -233,16 +233,8 @@ class BackgroundRuns:
 async def store_input(
     store: ResponseStore, run: BackgroundRun, items: list[dict[str, Any]], previous: str | None
 ) -> None:
-    """Store the input of a background response, and pin it. Raises a 503 if it does not fit."""
-    response_id = run.response["id"]
-    store.pin(response_id)
-    is_stored = False
-    try:
-        is_stored = await store.add(run.owner, response_id, items, previous)
-    finally:
-        if not is_stored:
-            store.unpin(response_id)
-    if not is_stored:
+    """Store the input of a background response. Raises a 503 if it does not fit."""
+    if not await store.add(run.owner, run.response["id"], items, previous, pinned=True):
         raise _overloaded("the input does not fit into your share of the stored responses")
 
 

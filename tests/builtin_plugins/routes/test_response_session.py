@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builtin_plugins.routes.responses.session import Session, check_call_outputs
-from builtin_plugins.routes.responses.tables import MAX_CHAIN, StoredResponse
+from builtin_plugins.routes.responses.table_reader import MAX_CHAIN, StoredResponse
 from core.errors import InvalidRequest
 
 

@@ -1,0 +1,20 @@
+"""Hook of this plugin: open the database of stored responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.api import hookspec
+
+if TYPE_CHECKING:
+    from builtin_plugins.routes.responses.database import Database
+    from core.api import EngineConfig
+
+
+@hookspec
+def engine_response_database(url: str, config: EngineConfig) -> Database | None:
+    """Return the opened database of a URL, or None for a URL of another plugin.
+
+    The first answer counts. Raises `ConfigError` for a database that cannot be used.
+    """
+    raise NotImplementedError
