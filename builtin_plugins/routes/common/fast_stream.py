@@ -31,9 +31,10 @@ class EventEncoder(Protocol):
 class FastStream:
     """Stream of one request. Its reader gets the first and last output, and all declined ones."""
 
-    def __init__(self, engine: ServedEngine, request: Request) -> None:
+    def __init__(self, engine: ServedEngine, request: Request | None) -> None:
+        """Without a request, as for an answer that outlives it, the reader gets all outputs."""
         self._engine = engine
-        self._state = request.scope.setdefault("state", {})
+        self._state = {} if request is None else request.scope.setdefault("state", {})
         self._error: Exception | None = None
 
     async def events(

@@ -119,11 +119,13 @@ async def respond(
     whole: Callable[[J], Awaitable[Any]],
     events: Callable[[J], AsyncGenerator[bytes]],
     headers: Callable[[J], Mapping[str, str]],
+    detached: Callable[[J, AsyncGenerator[bytes]], AsyncGenerator[bytes]] | None = None,
 ) -> Any:
     """Return the response of a request: one object, or a stream that has its first event.
 
     `job` prepares the request, after which its body is released; `headers` are those of the
-    prepared request. A client that disconnects cancels the work.
+    prepared request. A client that disconnects cancels the work, unless `detached` starts it and
+    returns the events that the client reads.
     """
 
     async def prepared() -> J:
@@ -138,7 +140,10 @@ async def respond(
 
     async def started() -> EventStream:
         made = await prepared()
-        begun = await wait_for_first(events(made), keep_alive_s(request.scope))
+        stream = events(made)
+        if detached is not None:
+            stream = detached(made, stream)
+        begun = await wait_for_first(stream, keep_alive_s(request.scope))
         return EventStream(begun, headers(made))
 
     return await while_connected(request, started() if stream else body())

@@ -26,6 +26,8 @@ class AnswerOptions:
     trust_chat_template: bool = False
     timing_metrics: bool = False
     draft_metrics: bool = False
+    resume_s: float = 0.0
+    """Seconds for which streams go on without their client."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> AnswerOptions:
@@ -39,6 +41,7 @@ class AnswerOptions:
             trust_chat_template=bool(options.get("trust_request_chat_template")),
             timing_metrics=bool(options.get("enable_per_request_metrics")),
             draft_metrics=options.get("per_request_spec_decode_metrics", "none") != "none",
+            resume_s=options.get("stream_resume_timeout") or 0.0,
         )
 
 

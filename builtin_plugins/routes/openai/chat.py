@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from fastapi import HTTPException
 from starlette.requests import Request
 
 from builtin_plugins.output_parsers.api import (
@@ -17,8 +18,9 @@ from builtin_plugins.output_parsers.api import (
     ReasoningPiece,
     TextPiece,
 )
-from builtin_plugins.routes.common.body import client_name, read_request
+from builtin_plugins.routes.common.body import client_name, owner_name, read_request
 from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.event_runs import EventRun, EventRuns, event_number
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.common.pipeline import ChatPipeline, ChoiceParser, PreparedChat
@@ -31,7 +33,7 @@ from builtin_plugins.routes.common.requests import (
     respond,
 )
 from builtin_plugins.routes.common.sampling import structured_output_fields
-from builtin_plugins.routes.common.streams import DONE, event, text_event_template
+from builtin_plugins.routes.common.streams import DONE, EventStream, event, text_event_template
 from builtin_plugins.routes.openai.answers import (
     AnswerHead,
     AnswerOptions,
@@ -68,11 +70,16 @@ class ChatCompletions:
     """Endpoint `/v1/chat/completions`."""
 
     def __init__(
-        self, engine: ServedEngine, options: AnswerOptions, pipeline: ChatPipeline
+        self,
+        engine: ServedEngine,
+        options: AnswerOptions,
+        pipeline: ChatPipeline,
+        runs: EventRuns,
     ) -> None:
         self._engine = engine
         self._options = options
         self._pipeline = pipeline
+        self._runs = runs
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -88,14 +95,19 @@ class ChatCompletions:
         model = await choose_model(self._engine, fields.model)
         head = AnswerHead(answer_id(request, fields, "chatcmpl"), kind, now(), model.name)
 
+        owner = owner_name(request)
+        # Ids of clients may be in use.
+        is_detached = self._options.resume_s > 0 and self._runs.running(owner, head.id) is None
+        writes_to = None if is_detached else request
         try:
             return await respond(
                 request,
                 partial(self._job, head, model, fields, parsed.others, client_name(request)),
                 stream=fields.stream,
                 whole=self._whole,
-                events=lambda job: self._events(job, FastStream(self._engine, request)),
+                events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
                 headers=lambda job: parsed.headers_with(job.chat.ignored) | job.chat.headers,
+                detached=partial(self._detached, owner) if is_detached else None,
             )
         except InvalidRequest as error:
             forced = fields.tool_choice not in (None, "none", "auto")
@@ -106,6 +118,31 @@ class ChatCompletions:
                 **structured_output_fields(parsed.others, forced=forced),
             }
             raise with_client_field(error, names) from None
+
+    async def resume(self, request: Request) -> EventStream:
+        """The events of a streamed answer after `Last-Event-ID`, or `starting_after`."""
+        completion_id = request.path_params["completion_id"]
+        run = self._runs.get(owner_name(request), completion_id)
+        if run is None:
+            message = f"no stream {completion_id[:250]!r} is held."
+            detail = {"message": message, "param": "completion_id", "code": "stream_not_found"}
+            raise HTTPException(404, detail)
+        field = "Last-Event-ID"
+        last = request.headers.get(field)
+        if last is None:
+            field = "starting_after"
+            last = request.query_params.get(field, "-1")
+        start = event_number(last, field) + 1
+        run.check(start)
+        return EventStream(run.events(start, numbered=True))
+
+    def _detached(
+        self, owner: str, job: _Job, events: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
+        """Start a streamed answer that outlives its connection; return its events."""
+        run = EventRun(owner, job.head.id, resume_s=self._options.resume_s)
+        self._runs.start_stream(run, events)
+        return run.events(numbered=True)
 
     async def _job(
         self,

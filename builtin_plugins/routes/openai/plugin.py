@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from core.api import Entry, Option, hookimpl
+from core.api import Entry, Option, Range, hookimpl
 
 
 @hookimpl
@@ -83,6 +83,13 @@ def engine_options() -> list[Option]:
             None,
             "A plugin file that brings the reasoning parser.",
             names_plugin=True,
+        ),
+        Option(
+            "stream_resume_timeout",
+            Annotated[float, Range(0.0, 86400.0)],
+            0.0,
+            "Seconds for which the stream of a chat or response goes on after its client has "
+            "disconnected, so that it can be continued. 0 ends it at once.",
         ),
         Option(
             "trust_request_chat_template",

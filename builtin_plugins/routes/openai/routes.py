@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.fields import SAMPLING_FIELDS
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
@@ -44,6 +45,12 @@ log = logging.getLogger(__name__)
 class OpenAIRoutes:
     """OpenAI's API for one engine."""
 
+    queries: Final[Mapping[str, Any]] = {
+        "GET /v1/chat/completions/{completion_id}/events": {
+            "starting_after": {"type": "integer", "minimum": -1, "maximum": 2**31},
+        },
+    }
+
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         options = AnswerOptions.from_options(config.options)
         self._engine = engine
@@ -55,7 +62,8 @@ class OpenAIRoutes:
                 "The chat template supports tools; %s let the model call them.",
                 formats.suggestion,
             )
-        self._chat = ChatCompletions(engine, options, ChatPipeline(engine, formats))
+        runs = EventRuns.shared(engine)
+        self._chat = ChatCompletions(engine, options, ChatPipeline(engine, formats), runs)
         self._batch = ChatBatch(self._chat)
         self._strict = options.strict_fields
 
@@ -66,6 +74,9 @@ class OpenAIRoutes:
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
+            Route(
+                "/v1/chat/completions/{completion_id}/events", self._chat.resume, methods=["GET"]
+            ),
             Route("/v1/chat/completions/batch", self._batch.create, methods=["POST"]),
         ]
 

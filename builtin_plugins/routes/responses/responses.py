@@ -22,6 +22,7 @@ from builtin_plugins.routes.common.body import (
     reserve_bytes,
 )
 from builtin_plugins.routes.common.conversation import AnswerStarted, Conversation
+from builtin_plugins.routes.common.event_runs import EventRun, EventRuns
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import feature_fields, sampling_fields
 from builtin_plugins.routes.common.pipeline import (
@@ -58,8 +59,6 @@ from builtin_plugins.routes.responses.reading import (
 from builtin_plugins.routes.responses.session import Session, check_call_outputs
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import (
-    BackgroundRun,
-    BackgroundRuns,
     StoredResponses,
     as_json,
     chain_items,
@@ -98,13 +97,15 @@ class Responses:
         engine: ServedEngine,
         pipeline: ChatPipeline,
         store: ResponseStore,
-        runs: BackgroundRuns,
+        runs: EventRuns,
         stored: StoredResponses,
         *,
         strict: bool,
         cached_details: bool,
         image_placeholder: str | None = None,
+        resume_s: float = 0.0,
     ) -> None:
+        """`resume_s`: seconds for which streams go on without their client."""
         self._engine = engine
         self._pipeline = pipeline
         self._store = store
@@ -113,6 +114,7 @@ class Responses:
         self._strict = strict
         self._cached_details = cached_details
         self._image_placeholder = image_placeholder
+        self._resume_s = resume_s
 
     async def create(self, request: Request, session: Session | None = None) -> Any:
         """An answer, whole, streamed or made in the background.
@@ -135,15 +137,18 @@ class Responses:
             job = partial(self._job, request, parsed, model, tools, session)
             if fields.background:
                 return await self._start_in_background(request, job, fields, headers)
+            is_detached = self._resume_s > 0 and session is None
+            writes_to = None if is_detached else request
             return await respond(
                 request,
                 job,
                 stream=fields.stream,
                 whole=self._whole,
-                events=lambda job: self._events(job, FastStream(self._engine, request)),
+                events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
                 headers=lambda job: (
                     parsed.headers_with((*tools.ignored, *job.chat.ignored)) | job.chat.headers
                 ),
+                detached=partial(self._detached, request) if is_detached else None,
             )
         except InvalidRequest as error:
             refused = with_client_names(error, forced=fields.tool_choice not in ("none", "auto"))
@@ -286,11 +291,24 @@ class Responses:
     # --- answers
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
-        async with aclosing(self._typed_events(job)) as events:
-            async for _ in events:
-                pass
+        try:
+            async with aclosing(self._typed_events(job)) as events:
+                async for _ in events:
+                    pass
+        except BaseException:
+            await self._discard(job)
+            raise
         await job.chat.check_calls()
         return job.writer.response
+
+    def _detached(
+        self, request: Request, job: _Job, events: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
+        """Start a streamed answer that outlives its connection; return its events."""
+        response = job.writer.response
+        run = EventRun(owner_name(request), response["id"], response, self._resume_s)
+        self._runs.start_stream(run, events)
+        return run.events()
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
         answer = self._pipeline.answer(job.chat)
@@ -305,8 +323,12 @@ class Responses:
             yield _encoded(await self._finish(job, answer))
         except Exception as error:  # reported by the protocol's own last event
             if not is_started:
+                await self._discard(job)
                 raise
             yield _encoded(await self._fail(job, error))
+        except BaseException:  # the client has left
+            await self._discard(job)
+            raise
 
     async def _typed_events(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
         answer = self._pipeline.answer(job.chat)
@@ -342,43 +364,50 @@ class Responses:
     ) -> Any:
         """Start a response in the background; return its first state, or its stream."""
         job: _Job = await while_connected(request, make())
-        run = BackgroundRun(owner_name(request), job.writer.response)
-        await store_input(self._store, run, job.items, fields.previous_response_id)
+        owner = owner_name(request)
+        response = job.writer.response
+        await store_input(self._store, owner, response, job.items, fields.previous_response_id)
+        run = EventRun(owner, response["id"], response)
         job = replace(job, items=[])
         release_body(request)
         for data in job.writer.queued():
             run.append(typed_event(data))
-        body = as_json(run.response, headers)
+        body = as_json(response, headers)
         try:
             self._runs.start(run, self._run(job, run))
         except BaseException:
-            await self._store.discard(run.response["id"])
+            await self._store.discard(response["id"])
             raise
         await asyncio.sleep(
             0
         )  # a task cancelled before its start would not record the cancellation
         return EventStream(run.events(), headers) if fields.stream else body
 
-    async def _run(self, job: _Job, run: BackgroundRun) -> None:
+    async def _run(self, job: _Job, run: EventRun) -> None:
         try:
             await self._write_run(job, run)
         finally:
-            if not run.response["store"]:
-                await self._store.discard(run.response["id"])
+            if not job.writer.response["store"]:
+                await self._store.discard(run.id)
 
-    async def _write_run(self, job: _Job, run: BackgroundRun) -> None:
+    async def _write_run(self, job: _Job, run: EventRun) -> None:
         try:
             async with aclosing(self._typed_events(job)) as events:
                 async for data in events:
-                    run.append(typed_event(data))
+                    self._runs.append(run, typed_event(data))
         except asyncio.CancelledError:
             job.writer.cancel()
             await self._save(job)
         except Exception as error:  # noqa: BLE001 - reported by the last event
             for data in await self._fail(job, error):
-                run.append(typed_event(data))
+                self._runs.append(run, typed_event(data))
 
     # --- storage
+
+    async def _discard(self, job: _Job) -> None:
+        """Delete the stored input of a response that will not be complete."""
+        if job.is_stored:
+            await self._store.discard(job.writer.response["id"])
 
     async def _save(self, job: _Job) -> None:
         response = job.writer.response

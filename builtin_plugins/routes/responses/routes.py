@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.schema import body_schema
@@ -15,7 +16,7 @@ from builtin_plugins.routes.responses.databases import open_database
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.store import ResponseStore
-from builtin_plugins.routes.responses.stored import MAX_PAGE_ITEMS, BackgroundRuns, StoredResponses
+from builtin_plugins.routes.responses.stored import MAX_PAGE_ITEMS, StoredResponses
 from builtin_plugins.routes.responses.websocket import ResponseSocket
 from core.api import EngineConfig
 from core.api.serving import ServedEngine
@@ -49,7 +50,7 @@ class ResponsesRoutes:
         if owner_bytes is None:
             owner_bytes = max_bytes // (len(options.get("api_key") or ()) or KEYLESS_SHARES)
         store = ResponseStore(open_database(config, engine.registry), max_bytes, owner_bytes)
-        runs = BackgroundRuns()
+        runs = EventRuns.shared(engine)
         self._stored = StoredResponses(store, runs)
         self._responses = Responses(
             engine,
@@ -60,6 +61,7 @@ class ResponsesRoutes:
             strict=self._strict,
             cached_details=bool(options.get("enable_prompt_tokens_details")),
             image_placeholder=options.get("responses_image_placeholder"),
+            resume_s=options.get("stream_resume_timeout") or 0.0,
         )
         self._socket = ResponseSocket(self._responses, options.get("allowed_origins") or ())
         self._compaction = Compaction(engine, self._responses, strict=self._strict)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from builtin_plugins.routes.common.body import owner_name, reserve_bytes
+from builtin_plugins.routes.common.event_runs import EventRuns, event_number, overloaded
 from builtin_plugins.routes.common.streams import EventStream
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.table_reader import Link, StoredResponse
@@ -24,35 +24,41 @@ MAX_PAGE_ITEMS: Final = 100
 class StoredResponses:
     """Endpoints of one response."""
 
-    def __init__(self, store: ResponseStore, runs: BackgroundRuns) -> None:
+    def __init__(self, store: ResponseStore, runs: EventRuns) -> None:
         self._store = store
         self._runs = runs
 
     async def retrieve(self, request: Request) -> Any:
-        """A stored or running response; with `stream`, the events of a running one."""
+        """A stored or running response; with `stream`, its events after `starting_after`."""
         response_id = request.path_params["response_id"]
         query = request.query_params
         owner = owner_name(request)
-        run = self._runs.get(owner, response_id)
         if query.get("stream") in ("true", "1"):
+            run = self._runs.get(owner, response_id)
             if run is None:
                 await self._find(request, response_id)
                 raise InvalidRequest(
-                    "stream", "can be read of a response that is under way; this one is not."
+                    "stream",
+                    "got true; expected a response whose events are still held. Read it whole.",
                 )
-            after = _number(query.get("starting_after", "-1"), "starting_after", -1, 2**31)
-            return EventStream(run.events(after + 1))
-        return as_json(await self._find(request, response_id) if run is None else run.response)
+            start = event_number(query.get("starting_after", "-1"), "starting_after") + 1
+            run.check(start)
+            return EventStream(run.events(start))
+        running = self._runs.running(owner, response_id)
+        if running is not None and running.state is not None:
+            return as_json(running.state)
+        return as_json(await self._find(request, response_id))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response."""
         response_id = request.path_params["response_id"]
         owner = owner_name(request)
-        run = self._runs.get(owner, response_id)
-        if run is not None:
+        run = self._runs.running(owner, response_id)
+        found = None if run is None else run.state
+        if run is not None and found is not None and found["background"]:
             await run.cancel()
-            return as_json(run.response)
-        stored = await self._find(request, response_id)
+            return as_json(found)
+        stored = await self._find(request, response_id) if found is None else found
         if not stored.get("background"):
             raise InvalidRequest(
                 "response_id", "was not made in the background; close the connection of others."
@@ -66,6 +72,7 @@ class StoredResponses:
         run = self._runs.get(owner, response_id)
         if run is not None:
             await run.cancel()
+            self._runs.forget(run)
         if not await self._store.delete(owner, response_id) and run is None:
             raise _missing(response_id, "response_id")
         return as_json({"id": response_id, "object": "response", "deleted": True})
@@ -105,7 +112,7 @@ class StoredResponses:
 
     async def chain(self, owner: str, response_id: str, field: str) -> list[Link]:
         """Return a response after all those it continues, unread; `field` names it in errors."""
-        if self._runs.get(owner, response_id) is not None:
+        if self._runs.running(owner, response_id) is not None:
             raise InvalidRequest(field, "is still being made; wait for its end.")
         chain = await self._store.chain(owner, response_id)
         if chain is None:
@@ -150,94 +157,13 @@ def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     )
 
 
-MAX_BACKGROUND_RUNS: Final = 256
-"""Largest number of background responses at once; no connection limits them."""
-MAX_OWNER_RUNS: Final = 64
-"""Largest number of background responses of one owner at once."""
-
-
-class BackgroundRun:
-    """One running response, with all events of its stream so far."""
-
-    def __init__(self, owner: str, response: dict[str, Any]) -> None:
-        self.owner = owner
-        self.response = response
-        """Current state of the response."""
-        self._events: list[bytes] = []
-        self._changed = asyncio.Event()
-        self._ended = False
-        self.task: asyncio.Task[None] | None = None
-
-    def append(self, event: bytes) -> None:
-        """Add an event to the stream."""
-        self._events.append(event)
-        self._wake()
-
-    def end(self) -> None:
-        """Mark the stream as complete."""
-        self._ended = True
-        self._wake()
-
-    async def cancel(self) -> None:
-        """Cancel the response, and wait until it has ended."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait({self.task})
-
-    async def events(self, start: int = 0) -> AsyncGenerator[bytes]:
-        """Yield the events from index `start`, as they come."""
-        while True:
-            while start < len(self._events):
-                yield self._events[start]
-                start += 1
-            if self._ended:
-                return
-            await self._changed.wait()
-
-    def _wake(self) -> None:
-        changed = self._changed
-        self._changed = asyncio.Event()
-        changed.set()
-
-
-class BackgroundRuns:
-    """The running background responses, by id."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, BackgroundRun] = {}
-
-    def get(self, owner: str, response_id: str) -> BackgroundRun | None:
-        """Return a running response of an owner, or None."""
-        run = self._runs.get(response_id)
-        return run if run is not None and run.owner == owner else None
-
-    def start(self, run: BackgroundRun, work: Any) -> None:
-        """Start the coroutine that makes a response. Raises a 503 while too many run."""
-        num_own = sum(each.owner == run.owner for each in self._runs.values())
-        if num_own >= MAX_OWNER_RUNS:
-            work.close()
-            raise _overloaded(f"{MAX_OWNER_RUNS} background responses of yours are running")
-        if len(self._runs) >= MAX_BACKGROUND_RUNS:
-            work.close()
-            raise _overloaded(f"{MAX_BACKGROUND_RUNS} background responses are running")
-        response_id = run.response["id"]
-        self._runs[response_id] = run
-        run.task = asyncio.ensure_future(work)
-        run.task.add_done_callback(lambda task: self._ended(response_id, run))
-
-    def _ended(self, response_id: str, run: BackgroundRun) -> None:
-        run.end()
-        del self._runs[response_id]
-
-
 async def store_input(
-    store: ResponseStore, run: BackgroundRun, items: list[dict[str, Any]], previous: str | None
+    store: ResponseStore,
+    owner: str,
+    response: dict[str, Any],
+    items: list[dict[str, Any]],
+    previous: str | None,
 ) -> None:
     """Store the input of a background response. Raises a 503 if it does not fit."""
-    if not await store.add(run.owner, run.response["id"], items, previous, pinned=True):
-        raise _overloaded("the input does not fit into your share of the stored responses")
-
-
-def _overloaded(reason: str) -> HTTPException:
-    detail = {"message": f"{reason}; try again later.", "code": "overloaded"}
-    return HTTPException(503, detail, {"Retry-After": "1"})
+    if not await store.add(owner, response["id"], items, previous, pinned=True):
+        raise overloaded("the input does not fit into your share of the stored responses")

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.common.body import decode_json, read_body, release_body
+from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.fields import SAMPLING_FIELDS
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
@@ -109,7 +110,9 @@ class RenderRoutes:
     async def _render_chat(self, request: Request) -> Response:
         """The prompt and parameters of a chat completion."""
         engine: Any = _RecordingEngine(self._engine)
-        endpoint = ChatCompletions(engine, self._options, ChatPipeline(engine, self._formats))
+        endpoint = ChatCompletions(
+            engine, self._options, ChatPipeline(engine, self._formats), EventRuns()
+        )
         (rendered,) = await self._render(request, endpoint, engine)
         return _as_json(rendered)
 

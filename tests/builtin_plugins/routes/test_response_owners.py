@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from builtin_plugins.routes.responses.stored import MAX_OWNER_RUNS
+from builtin_plugins.routes.common.event_runs import MAX_OWNER_RUNS
 
 ONE = {"Authorization": "Bearer one"}
 TWO = {"x-api-key": "two"}

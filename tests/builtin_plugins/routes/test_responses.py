@@ -517,4 +517,4 @@ def test_background_stream_resumes(api):
     assert kinds[-1] == "response.completed"
     seen = [json.loads(block.split("data: ")[1])["type"] for block in rest.text.split("\n\n")[:-1]]
     assert seen == kinds[1:]
-    assert late.status_code == 400
+    assert late.text == rest.text  # held for some minutes
