@@ -1,4 +1,4 @@
-"""Answers whose streams outlive their connections: each event is held, and can be sent again.
+"""Streamed answers that outlive their connections: each event is held, and can be sent again.
 
 A client that lost its connection continues the stream after the last event that it has.
 """
@@ -168,7 +168,7 @@ class EventRuns:
         return found
 
     def get(self, owner: str, run_id: str) -> EventRun | None:
-        """Return an owner's answer whose events are held, or None."""
+        """Return an owner's answer with held events, or None."""
         self._forget_old()
         return self._runs.get((owner, run_id))
 

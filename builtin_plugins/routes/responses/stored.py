@@ -39,7 +39,7 @@ class StoredResponses:
                 await self._find(request, response_id)
                 raise InvalidRequest(
                     "stream",
-                    "got true; expected a response whose events are still held. Read it whole.",
+                    "got true; expected a response with events that are still held. Read it whole.",
                 )
             start = event_number(query.get("starting_after", "-1"), "starting_after") + 1
             run.check(start)

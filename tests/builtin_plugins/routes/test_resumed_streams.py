@@ -41,7 +41,7 @@ def body(path: str, **fields: Any) -> dict[str, Any]:
 
 
 class Connection:
-    """One HTTP request whose client can leave."""
+    """One HTTP request, from which the client can disconnect."""
 
     def __init__(self, api: Any, path: str, fields: dict[str, Any]) -> None:
         self.text = ""
