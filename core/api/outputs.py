@@ -1,5 +1,6 @@
 """Outputs and parameters that only some plugins need."""
 
+from core.frontend.text.sequence import LogprobsFormatter, OutputSequence
 from core.types.pooling import (
     PER_TOKEN,
     ClassificationOutput,
@@ -22,6 +23,8 @@ __all__ = [
     "ClassificationRequestOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LogprobsFormatter",
+    "OutputSequence",
     "Pooled",
     "PoolingInfo",
     "PoolingOutput",

@@ -17,9 +17,6 @@ _OPERATOR: Final = "the server was started without --enable-operator-routes"
 _LORA: Final = "the server was started without --enable-lora and --enable-runtime-lora"
 _OLLAMA: Final = "this is Ollama's API; POST OpenAI's requests to /v1/chat/completions"
 _LLAMA_CPP: Final = "this is llama.cpp's API; POST OpenAI's requests to /v1/chat/completions"
-_DERENDER: Final = (
-    "token ids are not parsed apart from their engine; /detokenize returns their text"
-)
 _SCALE_OUT: Final = "the server was started without --enable-scale-out"
 MISSING_PATHS: Final[Mapping[str, str]] = {
     "/v1/audio": _AUDIO,
@@ -40,8 +37,8 @@ MISSING_PATHS: Final[Mapping[str, str]] = {
     "/v1/generate": "this is Cohere's first API; POST to /v1/completions",
     "/v1/chat/completions/render": _SCALE_OUT,
     "/v1/completions/render": _SCALE_OUT,
-    "/v1/chat/completions/derender": _DERENDER,
-    "/v1/completions/derender": _DERENDER,
+    "/v1/chat/completions/derender": _SCALE_OUT,
+    "/v1/completions/derender": _SCALE_OUT,
     "/v1/messages/render": "POST /v1/chat/completions/render renders a chat",
     "/v1/responses/render": "POST /v1/chat/completions/render renders a chat",
     "/inference/v1/generate": "the server was started without --tokens-only and --enable-scale-out",

@@ -17,6 +17,12 @@ def engine_routes() -> list[Entry]:
             "prompts without generating",
             requires=("fastapi",),
         ),
+        Entry(
+            "derender",
+            f"{home}.derender:DerenderRoutes",
+            "answers from generated tokens",
+            requires=("fastapi",),
+        ),
     ]
 
 
@@ -28,7 +34,8 @@ def engine_options() -> list[Option]:
     )
     scale_out = (
         "Serve /v1/chat/completions/render and /v1/completions/render, which return prompts "
-        "without generating, and /inference/v1/generate, which generates from them."
+        "without generating, /inference/v1/generate, which generates from them, and "
+        "/v1/chat/completions/derender and /v1/completions/derender, which make answers of it."
     )
     return [
         Option("tokens_only", bool, False, text),
