@@ -69,8 +69,9 @@ class SleepExtension:
     def call(self, verb: str, data: bytes) -> bytes:
         """Return whether anything sleeps.
 
-        `sleep` starts a sleep, `release` one of the KV cache alone, `wake` changes nothing here, `woken` follows when the workers have
-        woken up, `state` only reads. `idle` returns whether no block is in use, as a sleep needs.
+        `sleep` starts a sleep, `release` one of the KV cache alone. `wake` changes nothing here,
+        `woken` follows when the workers have woken up, `state` only reads. `idle` returns whether
+        no block is in use, as a sleep needs.
         """
         if verb == "idle":
             return b"1" if self._is_idle else b"0"
@@ -252,8 +253,8 @@ def sleep(llm: Any, level: int = 1) -> None:
 def release_kv_cache_memory(llm: Any) -> None:
     """Clear the prefix cache and release the KV cache's memory; the weights stay usable.
 
-    Requests are refused until `wake_up`. Raises `InvalidRequest` while the engine sleeps or requests
-    are unfinished.
+    Requests are refused until `wake_up`. Raises `InvalidRequest` while the engine sleeps, and while
+    requests are unfinished.
     """
     _empty(llm)
     llm.core.call(f"{NAME}.release")

@@ -1,4 +1,4 @@
-"""Operator routes of sleep mode: `/sleep`, `/release_kv_cache_memory`, `/wake_up`, `/is_sleeping`."""
+"""Operator routes of sleep mode: what frees memory, `/wake_up` and `/is_sleeping`."""
 
 from __future__ import annotations
 

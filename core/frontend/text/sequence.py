@@ -69,6 +69,7 @@ class OutputSequence:
     index: int
     sampling: SamplingParams
     detokenizer: Detokenizer | ByteDetokenizer | None
+    """None for an output without text."""
     stops: StopStrings | None
     """Stop strings with the text; None for a request without stop strings."""
     token_ids: list[int] = field(default_factory=list)
@@ -77,8 +78,11 @@ class OutputSequence:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     last_token_s: float | None = None
+    """Time of the newest token."""
     num_sent_tokens: int = 0
+    """Number of tokens in outputs so far."""
     num_sent_chars: int = 0
+    """Number of characters in outputs so far."""
     _text: str = ""
     """Text without stop strings: all of it, or with deltas only its unsent
     end.
