@@ -75,6 +75,8 @@ class EngineCore:
         """End of the batching window, in clock time."""
         self._batching_limit_s = 0.0
         """Latest end of the batching window; 0 without one."""
+        self._kv_usage = 0.0
+        """KV usage that was reported last."""
         self._closed = False
 
     @property
@@ -123,8 +125,9 @@ class EngineCore:
         return self._ended([delta for delta in deltas if delta is not None])
 
     def _ended(self, deltas: list[RequestDelta]) -> list[RequestDelta]:
-        """Return ends outside of a step; if no step follows, report that nothing runs."""
-        if deltas and not self.has_work and self.observe is not None:
+        """Return ends outside of a step; if no step follows, report what is still in use."""
+        has_changed = deltas or self.scheduler.kv.usage != self._kv_usage  # by a tier
+        if self.observe is not None and has_changed and not self.has_work:
             self.observe(self._stats())
         return deltas
 
@@ -232,7 +235,8 @@ class EngineCore:
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:
         """Return the statistics of a step; without a plan, the current state only."""
         scheduler = self.scheduler
-        stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, scheduler.kv.usage)
+        usage = self._kv_usage = scheduler.kv.usage
+        stats = StepStats(step_s, scheduler.num_running, scheduler.num_waiting, usage)
         if plan is not None:
             counters = scheduler.take_counters()
             stats.computed_tokens = plan.num_tokens

@@ -75,6 +75,11 @@ class EngineCalls:
         """Return the number of unanswered calls."""
         return len(self._calls)
 
+    @property
+    def is_probing(self) -> bool:
+        """True while the engine computes one suspected request alone."""
+        return self._probing in self.requests
+
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
         """Queue the sequences of one request; waits during a restart."""
         future: Future[Any] = Future()
@@ -196,7 +201,7 @@ class EngineCalls:
                 call()
 
     def _check_probe(self, deltas: Iterable[RequestDelta]) -> None:
-        """Remove the probed request from the engine once it has a token."""
+        """Remove the probed request from the engine once it has enough tokens."""
         name = self._probing
         if name is None or not any(
             d.request_id == name and (d.token_ids or d.finish_reason) for d in deltas
@@ -204,7 +209,7 @@ class EngineCalls:
             return
         if name not in self.requests:  # it has ended
             self._end_probe(name)
-        elif name not in self._cleared:
+        elif name not in self._cleared and not self.requests.is_suspect(name):
             self._cleared.append(name)
             self._send(lambda call: Abort(call, [name]), lambda answer: self._end_probe(name))
 

@@ -19,13 +19,32 @@ from core.api.execution import EngineRequest, RequestDelta, StepOutputs
 MAX_CRASHES: Final = 2
 """Crashes at the same token count after which a request is not retried."""
 MAX_KILLS: Final = 5
-"""The same for external kills, which may hit several probes by chance."""
+"""The same for deaths that may be external and hit several probes by chance."""
 MAX_WAITING_CRASHES: Final = 2
 """Crashes in a row during which a request waited for its first or next token, after which it is
 probed alone: it may kill the engine before a step computes it (by its adapter or its constraint).
 """
+MAX_SHARED_CRASHES: Final = 3
+"""Crashes while it was computed, whatever tokens it got between them, after which a request is
+probed for more than one token: it may kill the engine some tokens later.
+"""
+LONG_PROBE: Final = 16
+"""Tokens of the first such probe; each later one is twice as long."""
 LOST_TOKENS: Final = 16
 """Tokens before a crash that may be lost, so that the same token count can look different."""
+
+
+class DeathCause(IntEnum):
+    """Cause of an engine death, which decides which requests are suspected."""
+
+    KILLED = 0
+    """Probably external: suspects a request that ran alone, or that crashes a second time at the
+    same token count.
+    """
+    UNCLEAR = 1
+    """External or caused by a request: all running requests are probed one by one."""
+    FAULT = 2
+    """Caused by a request: suspects all running requests."""
 
 
 @dataclass(slots=True)
@@ -49,26 +68,33 @@ class OpenRequest:
     waiting_crashes: int = 0
     """Crashes at `waited_at` tokens during which it was not computed."""
     waited_at: int = -1
+    shared_crashes: int = 0
+    """Crashes, other than kills from outside, while it was computed."""
     suspected: bool = False
+    probe_tokens: int = 1
+    """Tokens after the last crash that clear it."""
     failed: bool = False
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether it got no token since the crash that it was part of."""
-        return self.suspected and self.crashed_at == len(self.token_ids)
+        """Return whether it got too few tokens since the crash that it was part of."""
+        return self.suspected and len(self.token_ids) < self.crashed_at + self.probe_tokens
 
-
-class DeathCause(IntEnum):
-    """Cause of an engine death, which decides which requests are suspected."""
-
-    KILLED = 0
-    """Probably external: suspects a request that ran alone, or that crashes a second time at the
-    same token count.
-    """
-    UNCLEAR = 1
-    """External or caused by a request: all running requests are probed one by one."""
-    FAULT = 2
-    """Caused by a request: suspects all running requests."""
+    def crash(self, cause: DeathCause, *, alone: bool) -> None:
+        """Record an engine death while it was computed."""
+        num_tokens = len(self.token_ids)
+        num_new = num_tokens - self.crashed_at
+        if num_new > (LOST_TOKENS if cause is DeathCause.FAULT else 0) and not self.is_suspect:
+            self.crash_count = 0
+        is_external = cause is DeathCause.KILLED
+        may_be_chance = is_external or (cause is DeathCause.UNCLEAR and num_new > 0)
+        self.suspected = alone or not is_external or num_new == 0
+        self.shared_crashes += not is_external
+        num_probes = self.shared_crashes - MAX_SHARED_CRASHES
+        self.probe_tokens = LONG_PROBE << num_probes if num_probes >= 0 else 1
+        self.crashed_at = num_tokens
+        self.crash_count += alone or cause is DeathCause.FAULT
+        self.failed = alone and self.crash_count >= (MAX_KILLS if may_be_chance else MAX_CRASHES)
 
 
 class RequestTracker:
@@ -149,18 +175,7 @@ class RequestTracker:
         ] or sent  # outputs of a first step may be lost
         alone = len(running) == 1
         for entry in running:
-            entry.suspected = (
-                alone or cause is not DeathCause.KILLED or entry.crashed_at == len(entry.token_ids)
-            )
-            if len(entry.token_ids) - entry.crashed_at > (
-                LOST_TOKENS if cause is DeathCause.FAULT else 0
-            ):
-                entry.crash_count = 0
-            entry.crashed_at = len(entry.token_ids)
-            entry.crash_count += alone or cause is DeathCause.FAULT
-            entry.failed = alone and entry.crash_count >= (
-                MAX_KILLS if cause is DeathCause.KILLED else MAX_CRASHES
-            )
+            entry.crash(cause, alone=alone)
         if cause is not DeathCause.KILLED:
             _suspect_waiting(entry for entry in sent if not entry.started)
         for entry in sent:
@@ -171,6 +186,10 @@ class RequestTracker:
         return sorted(probes, key=probes.__getitem__), [
             rid for rid in self._requests if rid not in probes
         ]
+
+    def is_suspect(self, request_id: str) -> bool:
+        """Return whether a request may be the cause of the last engine death."""
+        return request_id in self._requests and self._requests[request_id].is_suspect
 
     def has_suspects(self) -> bool:
         """Return whether a request may be the cause of the last engine death."""

@@ -39,6 +39,7 @@ from core.api.execution import (
     StepOutputs,
 )
 from core.api.serving import EngineStatus, Listener, Running
+from core.api.telemetry import StepStats
 
 log = logging.getLogger(__name__)
 
@@ -194,10 +195,15 @@ class Supervised:
             self._condition.state = "restarting"
             self._condition.reason = str(error)
             is_steady = time.monotonic() - self._ready_since_s > STABLE_S
-            self._crash_count = 1 if is_steady else self._crash_count + 1
+            # A death in a probe counts against the probed request, which fails after a few.
+            self._crash_count = 1 if is_steady else self._crash_count + (not self._calls.is_probing)
             self._ready_since_s = inf
             failed = self._calls.lose(self._kind_of(error))
+            if failed:
+                self._crash_count = 0  # the cause is found
         log.error("the engine has died, %d requests are open: %s", len(self._requests), error)
+        if self._listener.observe is not None:
+            self._listener.observe(StepStats(0.0, 0, 0, 0.0))  # a dead engine runs nothing
         if failed:
             self._listener.deliver(StepOutputs(deltas=failed))
         self._child.close()

@@ -232,6 +232,28 @@ def test_request_that_kills_the_engine_fails_and_others_complete(
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
+def test_deaths_by_suspects_do_not_exhaust_the_restart_budget(llama: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "poison.py"
+    plugin.write_text(POISON)
+
+    async def poisonous(engine: AsyncLLM, i: int) -> str | None:
+        bad = params(0, max_tokens=20, extra_args={"way": "exit", "at_token": 2 + i})
+        return [output async for output in engine.generate([7, 8, i], bad, f"guilty-{i}")][-1].error
+
+    async def main(engine: AsyncLLM) -> None:
+        expected = await asyncio.gather(*(collect(engine, i) for i in range(1, 4)))
+        *others, one, two, three = await asyncio.gather(
+            *(collect(engine, i) for i in range(1, 4)), *(poisonous(engine, i) for i in range(3))
+        )
+        for i, error in enumerate((one, two, three)):
+            assert f"guilty-{i}" in (error or "")
+        assert others == expected
+
+    with running(llama, plugins=[str(plugin)], max_restarts=1) as engine:
+        asyncio.run(main(engine))
+
+
 def test_frozen_engine_is_killed_and_restarted(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         expected = await collect(engine, 3)
@@ -256,11 +278,15 @@ def test_frozen_engine_is_killed_and_restarted(llama: str) -> None:
 def test_requests_wait_for_a_restart_and_can_be_aborted(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         expected = await collect(engine, 1)
+        running_one = asyncio.ensure_future(collect(engine, 5))
+        await until(lambda: engine.health()["running"] == 1)
         os.kill(engine._client._child.pid, signal.SIGKILL)
         await until(lambda: engine.state() == "restarting")
         waiting, leaving = (asyncio.ensure_future(collect(engine, i)) for i in (1, 3))
         await asyncio.sleep(0.1)
         leaving.cancel()
+        running_one.cancel()
+        await until(lambda: engine.health()["running"] == 0)
         assert await asyncio.wait_for(waiting, TIMEOUT_S) == expected
         assert await engine.reset_prefix_cache()
         assert len(engine._client._requests) == 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builtin_plugins.clients.process.request_tracker import (
     MAX_CRASHES,
     MAX_KILLS,
+    MAX_SHARED_CRASHES,
     MAX_WAITING_CRASHES,
     DeathCause,
     RequestTracker,
@@ -79,7 +81,7 @@ class Clients:
                     return True
                 deltas = [self.compute(name, running[name], given) for name in step]
                 self.take(self.tracker.record(step_outputs(deltas, columns=draw.random() < 0.5)))
-            if probes and probed is not None:
+            if probes and probed is not None and not self.tracker.is_suspect(probes[0]):
                 probed.append(probes.pop(0))
                 self.tracker.mark_removed(probed[-1])
         return False
@@ -206,6 +208,40 @@ def test_culprit_that_waits_is_found_while_a_neighbor_gets_tokens() -> None:
         assert tracker.has_suspects() or failed
     assert [delta.request_id for delta in failed] == ["culprit"]
     assert "neighbor" in tracker
+
+
+@pytest.mark.parametrize("every", [1, 5, 20, 90])
+@pytest.mark.parametrize("cause", [DeathCause.UNCLEAR, DeathCause.FAULT])
+def test_culprit_that_gets_tokens_between_deaths_is_found(cause: DeathCause, every: int) -> None:
+    """It runs at each death, at another token each time, next to requests that get tokens, too."""
+    names = ["culprit", "a", "b"]
+    tracker = RequestTracker()
+    tracker.open(map(request, names))
+    probes: list[str] = []
+    deaths = 0
+    while "culprit" in tracker:
+        since = dict.fromkeys(names, 0)
+        for name in probes:  # alone, until it is clear
+            tracker.resumed_request(name)
+            tracker.start([name])
+            while tracker.is_suspect(name) and since["culprit"] < every:
+                tracker.record(StepOutputs([name], [1]))
+                since[name] += 1
+            if since["culprit"] == every:
+                break
+            tracker.mark_removed(name)
+        else:
+            for name in names:
+                tracker.resumed_request(name)
+            for _ in range(every - since["culprit"]):
+                tracker.record(StepOutputs(names, [1] * len(names)))
+        probes, _ = tracker.on_engine_death(cause)
+        failed = [delta.request_id for delta in tracker.failed_requests()]
+        deaths += 1
+        assert failed in ([], ["culprit"])
+        assert deaths <= MAX_SHARED_CRASHES + every.bit_length() + MAX_KILLS
+    assert "a" in tracker
+    assert "b" in tracker
 
 
 def test_kills_from_outside_suspect_no_waiting_request() -> None:

@@ -180,3 +180,20 @@ def test_stats_after_a_failed_step_report_nothing_running():
         assert [(stats.num_running, stats.num_waiting, stats.kv_usage) for stats in seen[-1:]] == [
             (0, 0, 0)
         ]
+
+
+def test_stats_are_sent_when_a_tier_releases_blocks_after_the_last_step() -> None:
+    with LLM("scripted:", max_model_len=64, num_gpu_blocks_override=32) as llm:
+        core = llm.core
+        seen: list[float] = []
+        core.observe = lambda stats: seen.append(stats.kv_usage)
+        core.add([request("a", 10)])
+        pool = core.scheduler.kv.pools[0]
+        blocks = pool.allocate(3)
+        while core.has_work:
+            core.step()
+        assert seen[-1] > 0
+        core.scheduler.release = lambda: pool.release(blocks)
+        core._call_soon("release")
+        core.step()
+        assert seen[-1] == 0
