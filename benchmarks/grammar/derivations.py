@@ -76,10 +76,13 @@ class Derivations:
         self._tests: dict[str, Callable[[bytes], bool]] = {}
         self._matched: dict[tuple[str, bytes], bool] = {}
 
-    def spelling(self, value: Any) -> bytes | None:
-        """Return a text of a value that the grammar derives; None if there is none."""
+    def spelling(self, value: Any, *, any_notation: bool) -> bytes | None:
+        """Return a text of a value that the grammar derives; None if there is none.
+
+        `any_notation`: 1.0 may be written as 1.
+        """
         for any_last in (False, True):
-            found = _Search(self, value, any_last=any_last).run()
+            found = _Search(self, value, any_notation=any_notation, any_last=any_last).run()
             if found is not None:
                 return found
         return None
@@ -140,8 +143,11 @@ class Derivations:
 class _Search:
     """The derivations of one value."""
 
-    def __init__(self, grammar: Derivations, value: Any, *, any_last: bool) -> None:
+    def __init__(
+        self, grammar: Derivations, value: Any, *, any_notation: bool, any_last: bool
+    ) -> None:
         self._grammar = grammar
+        self._any_notation = any_notation
         self._any_last = any_last
         self._values: list[Any] = []
         self._numbers: dict[str, int] = {}
@@ -164,10 +170,13 @@ class _Search:
             elif isinstance(value, list):
                 made = ("array", [self._number(part) for part in value])
             else:
-                made = ("scalar", [text.encode() for text in notations(value)])
+                made = ("scalar", self._notations(value))
             self._numbers[key] = len(self._values)
             self._values.append(made)
         return self._numbers[key]
+
+    def _notations(self, value: Any) -> list[bytes]:
+        return [text.encode() for text in notations(value, any_notation=self._any_notation)]
 
     # --- the grammar ----------------------------------------------------------------
 
@@ -313,10 +322,12 @@ def _key(name: str) -> bytes:
     return json.dumps(name, ensure_ascii=False).encode() + b": "
 
 
-def notations(value: Any) -> list[str]:
-    """Return the ways to write a scalar."""
+def notations(value: Any, *, any_notation: bool) -> list[str]:
+    """Return the ways to write a scalar; integers without a fraction only if `any_notation`."""
     found = [json.dumps(value, ensure_ascii=False)]
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if value == int(value) and not any_notation:
+            return found
         number = text_of(Fraction(found[0]))
         if number is not None:
             found.append(number)

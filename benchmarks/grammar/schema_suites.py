@@ -24,7 +24,10 @@ from typing import Any, Final, Protocol
 
 from benchmarks.grammar.derivations import Derivations, notations
 from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
-from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+from builtin_plugins.grammar_backends.schema_compiler.document import (
+    Document,
+    UnsupportedSchemaError,
+)
 
 _END: Final = 256
 _MAX_STEPS: Final = 3_000
@@ -77,7 +80,7 @@ class _Guidance:
         import llguidance
 
         tokenizer = _tokenizer()
-        limits = llguidance.LLParserLimits(initial_lexer_fuel=20_000_000)
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=1 << 60)  # for steps, too
         self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if self._matcher.is_error():
             raise RefusedError(self._matcher.get_error().strip()[:200])
@@ -143,6 +146,7 @@ class Own:
         except UnsupportedSchemaError as error:
             raise RefusedError(f"{error.keyword}: {error}") from error
         self.matcher = _Guidance(llguidance.grammar_from("lark", self.grammar))
+        self._any_notation = Document(schema).draft > 4  # 1.0 is no integer of draft 4
         self._derivations: Derivations | None = None
 
     def can_be_written(self, value: Any) -> bool:
@@ -156,7 +160,7 @@ class Own:
             return True
         if self._derivations is None:
             self._derivations = Derivations(self.grammar, _terminal)
-        spelling = self._derivations.spelling(value)
+        spelling = self._derivations.spelling(value, any_notation=self._any_notation)
         if spelling is not None and not self._writes(spelling):
             raise DisagreementError(spelling.decode())
         return spelling is not None
@@ -259,7 +263,7 @@ class _Instance:
             for _ in self._text("["):
                 yield from self._items(value, 0)
         else:
-            for text in notations(value):
+            for text in notations(value, any_notation=True):
                 yield from self._text(text)
 
     def _items(self, values: list[Any], index: int) -> Iterator[None]:

@@ -8,6 +8,8 @@ operations on the decoded texts become the same operations on the encoded ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from builtin_plugins.grammar_backends.languages.code_points import (
@@ -199,17 +201,24 @@ class _Elimination:
                 self._before[target].add(state)
 
     def run(self) -> int:
-        pending = {state for state in self._after if state >= 0}
+        """Eliminate the states in the order of the edges that this writes."""
+        pending = [self._cost(state) for state in self._after if state >= 0]
+        heapify(pending)
         while pending:
-            state = min(pending, key=self._cost)
-            pending.remove(state)
-            self._eliminate(state)
+            cost = heappop(pending)
+            state = -cost[1]
+            if state not in self._after or cost != self._cost(state):
+                continue  # its current cost is in the heap, too
+            for changed in self._eliminate(state):
+                if changed >= 0:
+                    heappush(pending, self._cost(changed))
         return self._after[-1][-2]
 
     def _cost(self, state: int) -> tuple[int, int]:
         return len(self._before[state]) * len(self._after[state]), -state
 
-    def _eliminate(self, state: int) -> None:
+    def _eliminate(self, state: int) -> set[int]:
+        """Join the edges around a state; return its neighbours."""
         edges = self._after.pop(state)
         before = self._before.pop(state)
         loop = edges.pop(state, None)
@@ -231,6 +240,7 @@ class _Elimination:
                     way if known is None else self._terminals.alt(known, way)
                 )
                 self._before[target].add(source)
+        return before | {*edges}
 
 
 def quote(text: str) -> str:
@@ -252,6 +262,7 @@ def _class(ranges: Ranges) -> str:
     )
 
 
+@lru_cache(maxsize=4096)
 def _encoded(ranges: Ranges) -> str:
     """Return the regex of a character of a set as JSON strings may write it."""
     ways = []

@@ -25,10 +25,15 @@ _OPTIONS: Final = '%llguidance {"no_forcing": true}'
 """Masks allow all tokens that continue a valid text, not only those of the shortest encoding."""
 _MARK: Final = b"\xff"
 """First byte of names of tokens without text, as the library requires."""
-_LIMITS: Final = llguidance.LLParserLimits(
-    initial_lexer_fuel=20_000_000, step_lexer_fuel=2_000_000, max_grammar_size=2_000_000
+_MAX_GRAMMAR_SIZE: Final = 2_000_000
+_READING: Final = llguidance.LLParserLimits(
+    initial_lexer_fuel=20_000_000, max_grammar_size=_MAX_GRAMMAR_SIZE
 )
 """Above the library's defaults; the CPU and memory of each grammar process are bounded too."""
+_FOLLOWING: Final = llguidance.LLParserLimits(
+    initial_lexer_fuel=1 << 60, step_lexer_fuel=2_000_000, max_grammar_size=_MAX_GRAMMAR_SIZE
+)
+"""Tokens without masks in between use the initial fuel; without it the library refuses them."""
 
 
 class LLGuidance:
@@ -48,7 +53,7 @@ class LLGuidance:
         """Compile the constraint to a grammar, and let the library read it."""
         field = f"structured_outputs.{constraint.kind}"
         try:
-            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint), limits=_LIMITS)
+            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint), limits=_READING)
         except TooLargeError:
             message = "is too complex"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -78,7 +83,7 @@ class Compiled:
         self, grammar: str, tokenizer: Any, ends: tuple[int, ...], end_mask: npt.NDArray[np.uint32]
     ) -> None:
         self.memory_bytes = 64 * len(grammar) + (1 << 16)
-        self._first = llguidance.LLMatcher(tokenizer, grammar, limits=_LIMITS)
+        self._first = llguidance.LLMatcher(tokenizer, grammar, limits=_FOLLOWING)
         if self._first.is_error():
             raise ValueError(self._first.get_error())
         self._check_first_steps(~end_mask)

@@ -39,6 +39,10 @@ from builtin_plugins.grammar_backends.schema_compiler.scalars import (
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 MAX_ALTERNATIVES: Final = 512
+MAX_DISJOINT: Final = 2_048
+"""Maximum number of alternatives that exclude each other."""
+_FEW: Final = 16
+"""Number of alternatives up to which empty ones do not matter."""
 MAX_WORK: Final = 200_000
 """Maximum number of merges for one document: bounds combinations of combinations."""
 _ALL: Final[Mapping[str, Any]] = {
@@ -51,15 +55,26 @@ _ALL: Final[Mapping[str, Any]] = {
 }
 
 
+class TooManyAlternativesError(UnsupportedSchemaError):
+    """A schema has too many combinations of alternatives."""
+
+
 class Alternatives:
     """The facts of all schemas of one document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, is_disjoint: bool = False) -> None:
+        """`is_disjoint`: the alternatives of a negation exclude each other.
+
+        They are larger, but fewer of their combinations have values.
+        """
         self.document = document
+        self.is_disjoint = is_disjoint
         self._schemas: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._alike: dict[tuple[str, str], int] = {}
         self._known: dict[tuple[Goal, str], list[Any]] = {}
         self._atoms: dict[tuple[int, bool, str], list[Any]] = {}
+        self._empty: dict[Goal, bool] = {}
         self._open: set[tuple[int, bool, str]] = set()
         self._work = 0
 
@@ -73,8 +88,10 @@ class Alternatives:
             return ANYTHING if holds else NOTHING
         number = self._numbers.get(id(schema))
         if number is None:
-            number = self._numbers[id(schema)] = len(self._schemas)
-            self._schemas.append(schema)
+            number = self._alike.setdefault(self.document.content(schema), len(self._schemas))
+            self._numbers[id(schema)] = number
+            if number == len(self._schemas):
+                self._schemas.append(schema)
         return frozenset(((number, holds),))
 
     def path(self, goal: Goal, keyword: str) -> str:
@@ -115,8 +132,14 @@ class Alternatives:
                 both = a.merge(b)
                 if both is not None:
                     found.append(both)
-        if len(found) > MAX_ALTERNATIVES:
-            raise UnsupportedSchemaError("schema", "has too many combinations of alternatives")
+        return self._at_most(found)
+
+    def _at_most(self, found: list[Any]) -> list[Any]:
+        """Return alternatives without empty ones if there are many. Raises if too many are left."""
+        if len(found) > _FEW:
+            found = [facts for facts in found if not self._is_surely_empty(facts)]
+        if len(found) > (MAX_DISJOINT if self.is_disjoint else MAX_ALTERNATIVES):
+            raise TooManyAlternativesError("schema", "has too many combinations of alternatives")
         return found
 
     def _spend(self, a: Any, b: Any) -> None:
@@ -126,7 +149,7 @@ class Alternatives:
             required = len(a.required) + len(b.required)
             self._work += (len(a.sets) + len(b.sets)) * required // 4
         if self._work > MAX_WORK:
-            raise UnsupportedSchemaError("schema", "has too many combinations of alternatives")
+            raise TooManyAlternativesError("schema", "has too many combinations of alternatives")
 
     def _atom(self, number: int, holds: bool, kind: str) -> list[Any]:
         if number == NEVER[0]:
@@ -145,16 +168,31 @@ class Alternatives:
                 for positive, _ in clauses:
                     found = self._merged(found, positive)
             else:
-                found = []
-                for _, negative in clauses:
-                    some = [*negative]
-                    found += some
-                    if any(facts is _ALL[kind] for facts in some):
-                        found = [_ALL[kind]]
-                        break
+                found = self._opposite(clauses, kind)
         finally:
             self._open.discard(key)
         self._atoms[key] = found
+        return found
+
+    def _opposite(self, clauses: Iterable[tuple[Any, Any]], kind: str) -> list[Any]:
+        """Return the facts of values for which one of the clauses does not hold."""
+        found = []
+        before = [_ALL[kind]]
+        for positive, negative in clauses:
+            some = [*negative]
+            is_all = any(facts is _ALL[kind] for facts in some)
+            if is_all and not self.is_disjoint:
+                return [_ALL[kind]]
+            errors = [facts for facts in some if isinstance(facts, UnsupportedSchemaError)]
+            if not self.is_disjoint or errors:
+                found += some
+                continue
+            found += self._merged(before, [_ALL[kind]] if is_all else some)
+            if is_all:
+                break
+            holding = [*positive]
+            if len(holding) == 1:
+                before = self._merged(before, holding)
         return found
 
     def _clauses(self, schema: Mapping[str, Any], kind: str) -> Iterator[tuple[Any, Any]]:
@@ -290,7 +328,8 @@ class Alternatives:
             yield _Lazy(self, goals, kind, is_any=True), _Lazy(self, none, kind)
         elif keyword == "oneOf":
             goals = [self.goal(part) for part in value]
-            yield _Lazy(self, goals, kind), _Lazy(self, goals, kind, is_opposite=True)
+            near = self._siblings(schema, kind)
+            yield _Lazy(self, goals, kind, near), _Lazy(self, goals, kind, is_opposite=True)
         elif keyword == "not":
             positive, negative = self._of_schema(value, kind)
             yield negative, positive
@@ -307,8 +346,21 @@ class Alternatives:
         opposites = self.opposites(goal)
         return opposites[0] if opposites else NOTHING
 
-    def exactly_one(self, goals: list[Goal], kind: str) -> list[Any]:
-        """Return the facts of values for which one goal holds and no other does."""
+    def _siblings(self, schema: Mapping[str, Any], kind: str) -> Any:
+        """Return facts that hold by other keywords of a schema."""
+        found = [_ALL[kind]]
+        plain = {name: part for name, part in schema.items() if name not in _COMBINING}
+        for positive, _ in self._clauses(self.document.add(plain, schema), kind):
+            some = [*positive]
+            if len(some) == 1:
+                found = self._merged(found, some) or found
+        return found[0]
+
+    def exactly_one(self, goals: list[Goal], kind: str, near: Any) -> list[Any]:
+        """Return the facts of values for which one goal holds and no other does.
+
+        `near`: facts that hold in any case.
+        """
         found = []
         for index, goal in enumerate(goals):
             mine = self.of(goal, kind)
@@ -316,11 +368,22 @@ class Alternatives:
             for facts in mine:
                 some = [facts]
                 for other in rest:
-                    if self.are_disjoint(some, self.of(other, kind)):
-                        continue
-                    some = self._merged(some, self.of(self._not(other), kind))
+                    some = self._without(some, other, kind, near)
                 found += some
         return found
+
+    def _without(self, some: list[Any], goal: Goal, kind: str, near: Any) -> list[Any]:
+        """Return the facts of values for which a goal does not hold; `near` holds in any case."""
+        known = self.of(goal, kind)
+        apart = [self.are_disjoint(self._merged([facts], [near]), known) for facts in some]
+        if all(apart):
+            return some
+        found = []
+        for facts, is_apart in zip(some, apart, strict=True):
+            found += (
+                [facts] if is_apart else self._merged([facts], self.of(self._not(goal), kind))
+            )
+        return self._at_most(found)
 
     def not_exactly_one(self, goals: list[Goal], kind: str) -> list[Any]:
         """Return the facts of values for which no goal holds, or two do."""
@@ -338,28 +401,35 @@ class Alternatives:
     def _apart(self, a: Any, b: Any) -> bool:
         self._spend(a, b)
         both = a.merge(b)
-        if both is None:
-            return True
-        if isinstance(both, Strings):
-            return both.is_empty()
-        if isinstance(both, Objects):
+        return both is None or self._is_surely_empty(both)
+
+    def _is_surely_empty(self, facts: Any) -> bool:
+        if isinstance(facts, Strings):
+            return facts.is_empty()
+        if isinstance(facts, Objects):
             return any(
-                self.is_surely_empty(frozenset().union(*(s.goal(name) for s in both.sets)))
-                for name in both.required
+                self.is_surely_empty(frozenset().union(*(s.goal(name) for s in facts.sets)))
+                for name in facts.required
             )
         return False
 
     def is_surely_empty(self, goal: Goal) -> bool:
         """Return whether it is certain and simple to see that no value fits a goal."""
-        if NEVER in goal:
-            return True
-        if not goal or any(("$ref" in self._schemas[number]) for number, _ in goal):
-            return False
-        for kind in TYPES:
-            for facts in self.of(goal, kind):
-                if not isinstance(facts, Strings) or not facts.is_empty():
-                    return False
-        return True
+        if NEVER in goal or not goal:
+            return NEVER in goal
+        if goal not in self._empty:
+            self._empty[goal] = False  # while it is looked at
+            try:
+                self._empty[goal] = all(
+                    isinstance(facts, Strings) and facts.is_empty()
+                    for kind in TYPES
+                    for facts in self.of(goal, kind)
+                )
+            except TooManyAlternativesError:
+                raise
+            except UnsupportedSchemaError:
+                pass  # it refers to itself, or cannot be held anyway
+        return self._empty[goal]
 
 
 _COMBINING: Final = (
@@ -382,21 +452,22 @@ class _Lazy:
         known: Alternatives,
         goals: Any,
         kind: str,
+        near: Any = None,
         *,
         is_any: bool = False,
         is_opposite: bool = False,
     ) -> None:
-        self._make = (known, goals, kind, is_any, is_opposite)
+        self._make = (known, goals, kind, near, is_any, is_opposite)
 
     def __iter__(self) -> Iterator[Any]:
-        known, goals, kind, is_any, is_opposite = self._make
+        known, goals, kind, near, is_any, is_opposite = self._make
         if isinstance(goals, frozenset):
             return iter(known.of(goals, kind))
         if is_any:
             return iter([facts for goal in goals for facts in known.of(goal, kind)])
         if is_opposite:
             return iter(known.not_exactly_one(goals, kind))
-        return iter(known.exactly_one(goals, kind))
+        return iter(known.exactly_one(goals, kind, near))
 
 
 def kind_of(value: Any) -> str:

@@ -18,7 +18,11 @@ from builtin_plugins.grammar_backends.languages.terminals import (
     TooLargeError,
     quote,
 )
-from builtin_plugins.grammar_backends.schema_compiler.alternatives import TYPES, Alternatives
+from builtin_plugins.grammar_backends.schema_compiler.alternatives import (
+    TYPES,
+    Alternatives,
+    TooManyAlternativesError,
+)
 from builtin_plugins.grammar_backends.schema_compiler.document import (
     Document,
     UnsupportedSchemaError,
@@ -73,8 +77,11 @@ class SchemaCompiler:
     def add(self, schema: Any) -> Rule:
         """Add a schema and return its rule. Raises `UnsupportedSchemaError`."""
         try:
-            known = Alternatives(Document(schema))
-            return _Writer(self, known, self._layout, closes=self._closes).value(known.goal(schema))
+            document = Document(schema)
+            try:
+                return self._added(Alternatives(document), schema)
+            except TooManyAlternativesError:
+                return self._added(Alternatives(document, is_disjoint=True), schema)
         except (RegexError, TooComplexError) as error:
             raise UnsupportedSchemaError("pattern", str(error)) from error
         except (TooManyRulesError, RecursionError) as error:
@@ -83,6 +90,9 @@ class SchemaCompiler:
             raise
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise UnsupportedSchemaError("schema", f"is malformed: {error}") from error
+
+    def _added(self, known: Alternatives, schema: Any) -> Rule:
+        return _Writer(self, known, self._layout, closes=self._closes).value(known.goal(schema))
 
     def lines(self, root: Rule) -> list[str]:
         """Return the rules of a schema. Raises `UnsupportedSchemaError` if it allows nothing."""
@@ -133,7 +143,7 @@ class _Writer:
                 self._write(part, part_rule)
             except UnsupportedSchemaError as error:
                 path = error.path or self._known.path(part, error.keyword)
-                raise UnsupportedSchemaError(error.keyword, error.why, path) from error
+                raise type(error)(error.keyword, error.why, path) from error
             except (RegexError, TooComplexError, TooLargeError) as error:
                 path = self._known.path(part, "pattern")
                 why = str(error) or "is too complex"

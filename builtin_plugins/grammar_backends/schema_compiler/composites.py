@@ -34,6 +34,7 @@ class KnownSchemas(Protocol):
     """What keywords read of the document's other schemas (`Alternatives`)."""
 
     document: Document
+    is_disjoint: bool
 
     def goal(self, schema: Any, holds: bool = True) -> Goal:
         """Return the goal that a schema holds, or that it does not."""
@@ -194,11 +195,15 @@ class ObjectKeywords:
         rest = Strings(
             outside=tuple(regex for regex, _ in found.patterns), others=frozenset(found.names)
         )
-        opposites: Clause = [
-            Objects(sets=(silent({name: other}),), required={name: None})
-            for name, goal in found.names.items()
-            for other in known.opposites(goal)
-        ]
+        opposites: Clause = []
+        before: dict[str, Goal] = {}
+        for name, goal in found.names.items():
+            opposites += [
+                Objects(sets=(silent({**before, name: other}),), required={name: None})
+                for other in known.opposites(goal)
+            ]
+            if known.is_disjoint:
+                before[name] = goal
         opposites += [
             Objects(witnesses=(Witness(Strings(within=(regex,)), other),))
             for regex, goal in found.patterns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -85,6 +86,10 @@ class Document:
     def path(self, schema: Any) -> str:
         """Return the JSON pointer of a subschema."""
         return self._paths.get(id(schema), "")
+
+    def content(self, schema: Any) -> tuple[str, str]:
+        """Return what is equal for subschemas that mean the same: base URI and text."""
+        return self._bases.get(id(schema), ""), json.dumps(schema)
 
     def add(self, schema: Any, near: Any) -> Any:
         """Register a schema that is derived from one of the document."""

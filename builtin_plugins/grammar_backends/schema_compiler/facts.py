@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from builtin_plugins.grammar_backends.languages.dfa import (
@@ -145,12 +145,7 @@ class Strings:
 
     def dfa(self) -> Dfa:
         """Return the product of the languages, without the bounds on the length."""
-        found = ANY_TEXT
-        for language in self.within:
-            found = intersection(found, language.dfa)
-        for language in self.outside:
-            found = difference(found, language.dfa)
-        return found
+        return _product(self.within, self.outside)
 
     def is_empty(self) -> bool:
         """Return whether no text fits."""
@@ -173,6 +168,13 @@ class Strings:
             return product.has_length(self.low, self.high)
         rest = Strings(low=self.low, high=self.high, others=self.others)
         return any(map(rest.fits, texts))
+
+
+@lru_cache(maxsize=128)
+def _product(within: tuple[Language, ...], outside: tuple[Language, ...]) -> Dfa:
+    if outside:
+        return difference(_product(within, outside[:-1]), outside[-1].dfa)
+    return intersection(_product(within[:-1], ()), within[-1].dfa) if within else ANY_TEXT
 
 
 def _joined(a: tuple[Language, ...], b: tuple[Language, ...]) -> tuple[Language, ...]:
