@@ -118,8 +118,8 @@ class Alternatives:
         return self._known[key]
 
     def narrowed(self, facts: Any, goal: Goal) -> list[Any]:
-        """Return the facts of objects for which a goal holds too."""
-        return self._merged([facts], self.of(goal, "object"))
+        """Return the facts of arrays or objects for which a goal holds too."""
+        return self._merged([facts], self.of(goal, "array" if isinstance(facts, Arrays) else "object"))
 
     def _merged(self, some: list[Any], more: list[Any]) -> list[Any]:
         found = []

@@ -46,7 +46,7 @@ class KnownSchemas(Protocol):
         """Return the facts of which one must hold for values of a type."""
 
     def narrowed(self, facts: Any, goal: Goal) -> list[Any]:
-        """Return the facts of objects for which a goal holds too."""
+        """Return the facts of arrays or objects for which a goal holds too."""
 
 
 class ArrayKeywords:
@@ -73,10 +73,7 @@ class ArrayKeywords:
         if self._schema.get("uniqueItems") is True:
             yield [Arrays(is_unique=True)], [self._not_unique]
         if "unevaluatedItems" in self._schema and self._known.document.draft >= 2019:
-            size, is_closed = evaluated_items(self._known.document, self._schema)
-            goal = ANYTHING if is_closed else self._known.goal(self._schema["unevaluatedItems"])
-            prefix = (ANYTHING,) * size
-            yield [Arrays(first=prefix, rest=goal)], self._not_items(prefix, goal)
+            yield self._unevaluated()
 
     @property
     def _not_unique(self) -> Any:
@@ -126,6 +123,29 @@ class ArrayKeywords:
         if high is not None:
             opposites.append(Arrays(contains=(Contains(goal, high + 1, None),)))
         return [Arrays(contains=(Contains(goal, low, high),))], opposites
+
+
+    def _unevaluated(self) -> tuple[Clause, Clause]:
+        known = self._known
+        stated = self._schema["unevaluatedItems"]
+        some: Clause = []
+        opposites: Clause = []
+        for goal, evaluated in evaluated_items(known, self._schema):
+            if evaluated.is_closed:
+                some += known.narrowed(Arrays(), goal)
+                continue
+            prefix = (ANYTHING,) * evaluated.size
+            rest = known.goal(stated)
+            if evaluated.contained:
+                schema = {"anyOf": [*evaluated.contained, stated]}
+                rest = known.goal(known.document.add(schema, self._schema))
+            some += known.narrowed(Arrays(first=prefix, rest=rest), goal)
+            for facts in self._not_items(prefix, rest):
+                if isinstance(facts, UnsupportedSchemaError):
+                    opposites.append(facts)
+                else:
+                    opposites += known.narrowed(facts, goal)
+        return some, opposites
 
 
 class ObjectKeywords:
@@ -243,15 +263,22 @@ class ObjectKeywords:
                 )
 
     def _unevaluated(self) -> tuple[Clause, Clause]:
-        names, patterns, is_closed = evaluated_properties(self._known.document, self._schema)
-        if is_closed:
-            return [Objects()], []
-        found = PropertySet(
-            dict.fromkeys(names, ANYTHING),
-            tuple((language(regex), ANYTHING) for regex in patterns),
-            self._known.goal(self._schema["unevaluatedProperties"]),
-        )
-        return [Objects(sets=(found,))], self._not_properties(found)
+        known = self._known
+        some: Clause = []
+        opposites: Clause = []
+        for goal, evaluated in evaluated_properties(known, self._schema):
+            if evaluated.is_closed:
+                some += known.narrowed(Objects(), goal)
+                continue
+            found = PropertySet(
+                dict.fromkeys(evaluated.names, ANYTHING),
+                tuple((language(regex), ANYTHING) for regex in evaluated.patterns),
+                known.goal(self._schema["unevaluatedProperties"]),
+            )
+            some += known.narrowed(Objects(sets=(found,)), goal)
+            for facts in self._not_properties(found):
+                opposites += known.narrowed(facts, goal)
+        return some, opposites
 
 
 def silent(names: Mapping[str, Goal]) -> PropertySet:

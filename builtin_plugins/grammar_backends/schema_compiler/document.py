@@ -139,12 +139,8 @@ class Document:
         if fragment and not fragment.startswith("/"):
             if (base, fragment) not in self._anchors:
                 raise UnsupportedSchemaError(keyword, f"{ref!r:.80} points to nothing", path)
-            if (
-                keyword == "$dynamicRef"
-                and len({a for _, a in self._dynamic if a == fragment})
-                and (sum(anchor == fragment for _, anchor in self._dynamic) > 1)
-            ):
-                raise UnsupportedSchemaError(keyword, "has several targets", path)
+            if keyword == "$dynamicRef" and (base, fragment) in self._dynamic:
+                base = self._outermost(fragment, path)
             return self._anchors[base, fragment]
         for key in fragment.split("/")[1:]:
             key = key.replace("~1", "/").replace("~0", "~")
@@ -157,6 +153,15 @@ class Document:
         if isinstance(found, Mapping) and id(found) not in self._bases:
             self._scan(found, fragment, base)  # in a keyword that holds no schemas
         return found
+
+
+    def _outermost(self, anchor: str, path: str) -> str:
+        """Return the resource in which a dynamic reference ends; values begin at the root."""
+        bases = [base for base, name in self._dynamic if name == anchor]
+        root = self._bases[id(self.root)]
+        if root in bases or len(bases) == 1:
+            return root if root in bases else bases[0]
+        raise UnsupportedSchemaError("$dynamicRef", "has several targets", path)
 
 
 def _draft_of(schema: Mapping[str, Any], path: str) -> int:
