@@ -1,0 +1,1 @@
+"""Multimodal: prompts with images."""
