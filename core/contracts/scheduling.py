@@ -170,6 +170,12 @@ class SchedulerExtension(Protocol):
         a row may continue.
         """
 
+    def prefill_chunk(self, request: Any, start: int, count: int) -> int:
+        """Return how many of the prompt's `count` tokens from `start` on this step may take; 0: none.
+
+        Called for each prompt of the step, the first chunk included. The step may take fewer.
+        """
+
     def planned(self, plan: StepPlan) -> bytes | None:
         """Return the payload for the worker half; the plan must not be changed."""
 

@@ -73,9 +73,10 @@ class BatchAdmission:
             num_remote = self._extensions.cached_tokens(request, hit.num_tokens)
         start = min(hit.num_tokens + num_remote, total - 1)
         count = min(total - start, builder.budget, self._max_step_tokens)
+        count = self._extensions.prefill_chunk(request, start, count)
         is_chunk = start + count < total <= self._limits.max_num_batched_tokens
-        if is_chunk and not self._limits.chunked_prefill:
-            return False  # the whole prompt fits a later step
+        if count <= 0 or (is_chunk and not self._limits.chunked_prefill):
+            return False  # the chunk, or the whole prompt, fits a later step
         lease = request.lease
         if is_reserved:
             self._kv.trim(lease, start)

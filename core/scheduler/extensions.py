@@ -45,6 +45,7 @@ class Extensions:
         self._load = methods("load")
         self._num_draft_tokens = methods("num_draft_tokens")
         self._limits = methods("limits")
+        self._prefill_chunk = methods("prefill_chunk")
         self._planned = methods("planned")
         self._pending = methods("pending")
         self._ended = methods("finished")
@@ -112,6 +113,12 @@ class Extensions:
             for row, count in (_call(name, method, rows) or {}).items():
                 limits[row] = min(count, limits.get(row, count))
         return limits
+
+    def prefill_chunk(self, request: Any, start: int, count: int) -> int:
+        """Return how many of a prompt's next `count` tokens may be in this step."""
+        for name, method in self._prefill_chunk:
+            count = min(count, _call(name, method, request, start, count))
+        return count
 
     def attach(self, scheduler: Any) -> None:
         """Give every extension the scheduler."""

@@ -167,6 +167,7 @@ class Planner:
         total = int(self._columns.total[request.row])
         limit = builder.limits.get(request.row, sys.maxsize)
         count = min(total - start, builder.budget, self._max_step_tokens, limit)
+        count = self._extensions.prefill_chunk(request, start, count)
         if count <= 0:
             return
         self._kv.trim(request.lease, start)

@@ -414,3 +414,36 @@ def test_close_runs_all_extensions_and_raises_the_first_error():
     assert [half.times for half in halves] == [1, 1, 1, 1]
     (note,) = raised.value.__notes__
     assert "'three' failed in close: ValueError: late" in note
+
+
+class WholeSpans:
+    """Cuts no chunk inside the first eight, next eight, ... tokens of a prompt."""
+
+    name = "whole"
+
+    def prefill_chunk(self, request, start, count):
+        if start + count >= request.prompt_len:
+            return count
+        return (start + count) // 8 * 8 - start
+
+
+def test_extension_shortens_first_and_later_prefill_chunks():
+    engine = Engine(extensions=[WholeSpans()], budget=13)
+    engine.add("a", prompt(30), 3, eos_token_ids=())
+    engine.run()
+    chunks = [plan.counts for plan in engine.plans if plan.counts]
+    assert chunks == [[8], [8], [8], [6]]
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_prompt_without_a_chunk_waits_for_the_next_step():
+    engine = Engine(extensions=[WholeSpans()], budget=13)
+    engine.add("a", prompt(8), 2, eos_token_ids=())
+    engine.add("b", prompt(20, 1), 2, eos_token_ids=())
+    engine.step()
+    assert engine.started == ["a"]
+    engine.run()
+    assert engine.started == ["a", "b"]
+    engine.check_outputs()
+    engine.check_idle()
