@@ -166,13 +166,11 @@ class ForwardBatch:
     slots.
     """
     embeddings: torch.Tensor | None = None
-    """[num_tokens, hidden], set by a feature: input embeddings instead of
-    `input_ids`.
-    """
+    """[num_tokens, hidden], set by a feature: scaled input embeddings of `input_ids`."""
     rope_positions: torch.Tensor | None = None
-    """[k, num_tokens] int64, set by a feature: positions of multi-dimensional
-    RoPE.
-    """
+    """[axes, num_tokens] int64, set by a feature: multi-dimensional positions (M-RoPE)."""
+    deepstack: Sequence[torch.Tensor] = ()
+    """[num_tokens, hidden] each, set by a feature: added after the first, second, ... layer."""
     adapted: bool = False
     """True: a feature set adapters (`adapter`) for this step, so no captured
     model may run.

@@ -273,8 +273,14 @@ class ModelFacts(ConfigFields):
         if parameters.get("alpha"):  # static NTK scaling of the base, independent of rope_type
             theta *= parameters.number("alpha") ** (size / (size - 2))
             return RopeSpec(size=size, theta=theta, interleaved=interleaved)
+        sections = items_of("mrope_section", parameters.get("mrope_section") or [])
         return RopeSpec(
-            size=size, theta=theta, interleaved=interleaved, scaling=self._scaling(parameters)
+            size=size,
+            theta=theta,
+            interleaved=interleaved,
+            scaling=self._scaling(parameters),
+            sections=tuple(sections),
+            interleaved_sections=parameters.flag("mrope_interleaved"),
         )
 
     def _scaling(self, given: ModelFacts) -> RopeScaling | None:

@@ -97,6 +97,20 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     backwards: bool = False
     """Whether the rotation is reversed (NanoChat)."""
+    sections: tuple[int, ...] = ()
+    """Pairs rotated by each axis of multi-dimensional positions (M-RoPE); empty: all by the first.
+    """
+    interleaved_sections: bool = False
+    """Whether the axes alternate from pair to pair; the first one has the pairs left over."""
+
+    def axis_of_pairs(self) -> tuple[int, ...]:
+        """Return the axis of positions that rotates each pair."""
+        num_axes = len(self.sections)
+        if not self.interleaved_sections:
+            listed = [axis for axis, count in enumerate(self.sections) for _ in range(count)]
+            return tuple(listed) or (0,) * (self.size // 2)
+        turns = (divmod(pair, num_axes) for pair in range(self.size // 2))
+        return tuple(axis if turn < self.sections[axis] else 0 for turn, axis in turns)
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.size % 2:
@@ -106,6 +120,12 @@ class RopeSpec:
             )
         if self.theta <= 1:
             raise ModelError(f"rope_theta: got {self.theta}; expected more than 1.")
+        sizes = self.sections
+        if any(type(n) is not int for n in sizes) or (sizes and sum(sizes) != self.size // 2):
+            raise ModelError(
+                f"mrope_section: got {list(self.sections)}; expected a sum of {self.size // 2}, "
+                "half of the rotary size."
+            )
         if isinstance(self.scaling, DynamicScaling) and self.size < 4:
             raise ModelError(
                 f"rotary size with dynamic scaling: got {self.size}; expected at least 4."

@@ -138,7 +138,8 @@ class Attention(nn.Module):
         if self.spec.in_scale != 1.0:
             x = x * self.spec.in_scale
         product = self.qkv(x)  # [n, (heads + 2 * kv_heads) * head_size]
-        if self._qk_norm_rope is not None:
+        fused = self._qk_norm_rope is not None
+        if fused and self._rotary.step_cos_sin is None:  # type: ignore[union-attr]
             parts = self._parts(product)
             attend = self._backend.attend_with_rope  # type: ignore[attr-defined]
             out = attend(self.params, self._qk_norm_rope, *parts, positions, self.cache, plan)

@@ -190,6 +190,8 @@ class Decoder(nn.Module):
 
         After `capture_hidden_states`, the captured states follow along the second axis.
         """
+        for rotary in self._rotaries:
+            rotary.begin_step(batch.rope_positions)
         x = self._enter(batch)
         step = ForwardContext(batch.positions, [*batch.attention, batch.counts])
         if self.encoder is not None and batch.entering:
@@ -208,6 +210,8 @@ class Decoder(nn.Module):
                 captured.append(x.clone() if residual is None else x + residual)
             step.per_layer_input = None if own is None else own[index]
             x, residual = block(x, residual, step)
+            if self._own[index] < len(batch.deepstack):
+                x = x + batch.deepstack[self._own[index]]
         out, stream = add_residual(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
@@ -216,7 +220,7 @@ class Decoder(nn.Module):
         return torch.cat((out, *captured), dim=1) if captured else out
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return token embeddings [n, hidden] for the first layer, on the first stage."""
+        """Return scaled token embeddings [n, hidden] for the first layer, on the first stage."""
         assert self.embed is not None, "only the first stage has an embedding"
         x: torch.Tensor = self.embed(token_ids)
         if self._embed_scale != 1.0:
@@ -230,13 +234,7 @@ class Decoder(nn.Module):
             return self._pipeline.receive(
                 torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device)
             )
-        x: torch.Tensor = (
-            self.embed(batch.input_ids) if batch.embeddings is None else batch.embeddings
-        )
-        if self._embed_scale != 1.0:
-            x = x * self._embed_scale
-        if self.embed_in is not None and not self.spec.embed_in_last:
-            x = self.embed_in(x)
+        x = self.embedded(batch.input_ids) if batch.embeddings is None else batch.embeddings
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
         if self.token_types is not None:

@@ -41,17 +41,35 @@ class Rotary:
         self._max_positions = max_positions
         self._device = context.device
         self.interleaved = spec.interleaved
+        self.step_cos_sin: torch.Tensor | None = None
+        """[num_tokens, size] of this step's tokens, if they have multi-dimensional positions."""
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = context.ops.rotary
 
     def finish(self) -> None:
         """Compute the table; called after loading, which validates the sizes in the config."""
         self.cos_sin = cos_sin_table(self._spec, self._max_positions).to(self._device)
 
+    def begin_step(self, rope_positions: torch.Tensor | None) -> None:
+        """Set the multi-dimensional positions [axes, num_tokens] of a step; None: it has none.
+
+        Such positions may exceed the table, so their cosines and sines are computed.
+        """
+        self.step_cos_sin = None
+        if rope_positions is not None:
+            frequencies, factor = inverse_frequencies(self._spec, self._max_positions)
+            axes = torch.tensor(self._spec.axis_of_pairs(), device=rope_positions.device)
+            by_pair = rope_positions.index_select(0, axes).T.float()  # [num_tokens, pairs]
+            angles = by_pair * frequencies.to(rope_positions.device)
+            self.step_cos_sin = _cos_sin(angles, factor, backwards=self._spec.backwards)
+
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return query and key after RoPE; both may be modified in place."""
-        return self._rotary(query, key, self.cos_sin, positions, self.interleaved)
+        if self.step_cos_sin is None:
+            return self._rotary(query, key, self.cos_sin, positions, self.interleaved)
+        rows = torch.arange(len(self.step_cos_sin), device=positions.device)
+        return self._rotary(query, key, self.step_cos_sin, rows, self.interleaved)
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
@@ -59,10 +77,16 @@ def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
     with torch.device("cpu"):
         frequencies, factor = inverse_frequencies(spec, max_positions)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        table = torch.empty(max_positions, spec.size)
-        torch.cos(angles, out=table[:, : spec.size // 2])
-        torch.sin(-angles if spec.backwards else angles, out=table[:, spec.size // 2 :])
-        return table if factor == 1.0 else table.mul_(factor)
+        return _cos_sin(angles, factor, backwards=spec.backwards)
+
+
+def _cos_sin(angles: torch.Tensor, factor: float, *, backwards: bool) -> torch.Tensor:
+    """Return the cosines, then the sines, of angles [n, pairs]."""
+    count, pairs = angles.shape
+    table = angles.new_empty(count, 2 * pairs)
+    torch.cos(angles, out=table[:, :pairs])
+    torch.sin(-angles if backwards else angles, out=table[:, pairs:])
+    return table if factor == 1.0 else table.mul_(factor)
 
 
 def inverse_frequencies(spec: RopeSpec, max_positions: int) -> tuple[torch.Tensor, float]:
