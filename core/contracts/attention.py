@@ -82,6 +82,9 @@ class AttentionBackend(Protocol):
     - `attend_with_rope(params, qk_norm_rope, query, key, value, positions, cache,
       plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
       [num_tokens] int64; it may change both in place. Layers without it call `attend`.
+    - `look_ahead(plan, spans)`: the plan of the step in which tokens also see later ones,
+      inside their window. A span is (first token of the step, token after the last one, position
+      after the last visible one). Models that need it are refused without it.
     """
 
     graph_support: str

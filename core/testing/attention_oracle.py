@@ -28,10 +28,15 @@ from core.model_spec.kv import (
 
 
 def dense_attention(
-    params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int
+    params: AttentionParams,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    start: int,
+    span: tuple[int, int] = (0, 0),
 ) -> torch.Tensor:
     """Return attention [n, heads, size of a value] in float64; key and value begin at position 0,
-    query at `start`.
+    query at `start`. Tokens of `span`, from one position up to another, see all of it.
     """
     bias = params.distance_bias
     per_kv = params.heads // params.kv_heads
@@ -40,13 +45,16 @@ def dense_attention(
         position = start + i
         first = first_visible(params, position)
         end = position + 1 if params.causal else len(key)
+        if span[0] <= position < span[1]:
+            end = span[1]
         for head in range(params.heads):
             keys, values = (x[first:end, head // per_kv].double() for x in (key, value))
             scores = keys @ query[i, head].double() * params.scale
             if params.softcap is not None:
                 scores = params.softcap * torch.tanh(scores / params.softcap)
             if params.alibi is not None:
-                scores = scores - params.alibi[head].double() * torch.arange(len(keys) - 1, -1, -1)
+                distance = position - torch.arange(first, end)
+                scores = scores - params.alibi[head].double() * distance
             if bias is not None:
                 reach = bias.shape[1] // 2
                 scores = (
@@ -118,14 +126,27 @@ class PagedSequences:
         self._keys = [empty] * num_sequences
         self._values = [empty[..., : params.value_size]] * num_sequences
 
-    def step(self, counts: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self, counts: Mapping[int, int], spans: Mapping[int, tuple[int, int]] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Give sequences the next tokens, by index and in this order; return the backend's answer
-        and the truth.
+        and the truth. The tokens of a sequence's span, of positions, see all of it.
         """
         inputs, query, key, value = self.tokens(counts)
-        got = self.backend.attend(
-            self.params, query, key, value, self.cache, self.backend.prepare(inputs)
-        )
+        plan = self.backend.prepare(inputs)
+        spans = spans or {}
+        if spans:
+            ahead = []
+            for sequence, token, length in zip(
+                counts, inputs.query_starts, inputs.kv_lens, strict=False
+            ):
+                offset = token - (length - counts[sequence])
+                start, end = spans.get(sequence, (0, 0))
+                first = max(start + offset, token)
+                if first < end + offset:
+                    ahead.append((first, end + offset, end))
+            plan = self.backend.look_ahead(plan, ahead)  # type: ignore[attr-defined]
+        got = self.backend.attend(self.params, query, key, value, self.cache, plan)
         truth = []
         at = 0
         for sequence, count in counts.items():
@@ -133,7 +154,12 @@ class PagedSequences:
             values = self._values[sequence]
             truth.append(
                 dense_attention(
-                    self.params, query[at : at + count], keys, values, len(keys) - count
+                    self.params,
+                    query[at : at + count],
+                    keys,
+                    values,
+                    len(keys) - count,
+                    spans.get(sequence, (0, 0)),
                 )
             )
             at += count

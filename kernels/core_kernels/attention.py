@@ -73,22 +73,22 @@ class AttentionStep:
         backends get them.
         """
         self._attend: Final = library.core_paged_attention
-        self._tables = (
+        self.tables = (
             tables if tables.shape[0] == 0 or tables.stride(1) == 1 else tables.contiguous()
         )
         self._slots = slots.contiguous()
         self._slot_tokens = None if slot_tokens is None else slot_tokens.contiguous()
-        self._starts = np.asarray(starts, dtype=np.int64)
-        self._lengths = np.asarray(lengths, dtype=np.int64)
+        self.starts = np.asarray(starts, dtype=np.int64)
+        self.lengths = np.asarray(lengths, dtype=np.int64)
         self.facts: Final = _PagedAttention(
             slots=self._slots.data_ptr(),
             slot_tokens=None if self._slot_tokens is None else self._slot_tokens.data_ptr(),
-            starts=self._starts.ctypes.data,
-            lengths=self._lengths.ctypes.data,
-            tables=self._tables.data_ptr(),
+            starts=self.starts.ctypes.data,
+            lengths=self.lengths.ctypes.data,
+            tables=self.tables.data_ptr(),
             num_slots=len(slots),
             sequences=len(lengths),
-            table_stride=self._tables.stride(0),
+            table_stride=self.tables.stride(0),
             block_size=block,
         )
         self.order: Final = np.empty(len(lengths), dtype=np.int64)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from core_kernels.attention import CACHE_FORMATS, AttentionStep
 from core_kernels.library import load_library
 
-from builtin_plugins.attention_backends.common.quantized_kv import KV_DTYPES
+from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
+from builtin_plugins.attention_backends.common.quantized_kv import (
+    KV_DTYPES,
+    as_bytes,
+    dequantize_kv,
+)
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.api.models import AttentionBackend, AttentionInputs
 from core.model_spec.attention_params import AttentionParams
@@ -48,6 +54,14 @@ class PagedAttention:
         where = inputs.block_table, inputs.slots, inputs.block_size, inputs.slot_tokens
         return AttentionStep(self._library, inputs.query_starts, lengths, *where)
 
+    def look_ahead(
+        self, plan: AttentionStep, spans: Sequence[tuple[int, int, int]]
+    ) -> LookAheadPlan:
+        """Return the plan with spans of tokens that see ahead."""
+        lengths = plan.lengths.tolist()
+        where = plan.starts.tolist(), lengths, plan.tables, plan.facts.block_size
+        return LookAheadPlan(plan, *where, spans)
+
     def attend(
         self,
         params: AttentionParams,
@@ -55,9 +69,19 @@ class PagedAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        plan: AttentionStep,
+        plan: AttentionStep | LookAheadPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute attention for all tokens."""
+        if isinstance(plan, LookAheadPlan):
+            out = self.attend(params, query, key, value, cache, plan.plan)
+
+            def read(slots: torch.Tensor) -> torch.Tensor:
+                blocks = slots // plan.block_size
+                # [n, kv_heads, vectors, row_size]
+                rows = as_bytes(cache)[blocks, :, :, slots % plan.block_size]
+                return dequantize_kv(params, rows.transpose(1, 2), cache, query.dtype)
+
+            return attend_spans(params, query, plan, read, out)
         sinks = params.sinks
         dtype = query.dtype if cache.dtype in CACHE_FORMATS else cache.dtype
         out = plan.attend(

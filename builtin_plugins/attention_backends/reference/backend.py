@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from builtin_plugins.attention_backends.common.dense import attend_dense, first_visible
+from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from builtin_plugins.attention_backends.common.quantized_kv import (
     KV_DTYPES,
     as_bytes,
@@ -31,6 +35,13 @@ class ReferenceAttention:
         """Return the inputs; no plan is needed."""
         return inputs
 
+    def look_ahead(
+        self, plan: AttentionInputs, spans: Sequence[tuple[int, int, int]]
+    ) -> LookAheadPlan:
+        """Return the plan with spans of tokens that see ahead."""
+        where = plan.query_starts, plan.kv_lens, plan.block_table, plan.block_size
+        return LookAheadPlan(plan, *where, spans)
+
     def attend(
         self,
         params: AttentionParams,
@@ -38,9 +49,17 @@ class ReferenceAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        plan: AttentionInputs,
+        plan: AttentionInputs | LookAheadPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute attention of each sequence."""
+        if isinstance(plan, LookAheadPlan):
+            out = self.attend(params, query, key, value, cache, plan.plan)
+
+            def read(slots: torch.Tensor) -> torch.Tensor:
+                rows = as_bytes(cache)[slots // plan.block_size, :, slots % plan.block_size]
+                return dequantize_kv(params, rows, cache, query.dtype)
+
+            return attend_spans(params, query, plan, read, out)
         blocks = plan.slots // plan.block_size
         offsets = plan.slots % plan.block_size
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
@@ -52,7 +71,7 @@ class ReferenceAttention:
             start = plan.query_starts[i]
             end = plan.query_starts[i + 1]
             first = (
-                _first_visible(params, kv_len - (end - start)) // plan.block_size
+                first_visible(params, kv_len - (end - start)) // plan.block_size
                 if params.causal
                 else 0
             )
@@ -65,7 +84,7 @@ class ReferenceAttention:
             values = read[:, -1, :, : params.value_size]
             seen = kv_len - first * plan.block_size
             positions = torch.arange(kv_len - (end - start), kv_len, device=query.device)
-            out[start:end] = _attend(
+            out[start:end] = attend_dense(
                 params,
                 query[start:end],
                 keys[:seen],
@@ -74,52 +93,3 @@ class ReferenceAttention:
                 first * plan.block_size,
             )
         return out
-
-
-def _first_visible(params: AttentionParams, position: int) -> int:
-    """Return the first position visible from `position`; earlier cache entries may be stale."""
-    if params.window is not None:
-        return max(0, position - params.window + 1)
-    if params.chunk is not None:
-        return position // params.chunk * params.chunk
-    return 0
-
-
-def _attend(
-    params: AttentionParams,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    key_start: int,
-) -> torch.Tensor:
-    """Return [n, heads, size of a value] for one sequence; keys [m, kv_heads, head_size] begin at
-    `key_start`.
-    """
-    per_kv = params.heads // params.kv_heads
-    key = key.float().repeat_interleave(per_kv, dim=1)  # [m, heads, head_size]
-    value = value.float().repeat_interleave(per_kv, dim=1)
-    scores = torch.einsum("nhd,mhd->hnm", query.float(), key) * params.scale
-    if params.softcap is not None:
-        scores = params.softcap * torch.tanh(scores / params.softcap)
-    key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
-    distance = key_positions[None] - positions[:, None]
-    hidden = (distance > 0) & params.causal
-    if params.window is not None:
-        hidden |= key_positions[None] <= positions[:, None] - params.window
-    if params.chunk is not None:
-        hidden |= key_positions[None] < (positions[:, None] // params.chunk * params.chunk)
-    if params.alibi is not None:
-        scores = scores + params.alibi[:, None, None] * distance
-    if params.distance_bias is not None:
-        max_distance = params.distance_bias.shape[1] // 2
-        scores = (
-            scores
-            + params.distance_bias[:, distance.clamp(-max_distance, max_distance) + max_distance]
-        )
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if params.sinks is not None:  # an additional column without a value
-        sinks = params.sinks.float()[:, None, None].expand(-1, len(query), 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : len(key_positions)]
-    return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype)

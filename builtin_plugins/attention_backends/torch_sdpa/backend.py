@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from builtin_plugins.attention_backends.common.quantized_kv import (
     KV_DTYPES,
     as_bytes,
@@ -49,6 +52,14 @@ class TorchAttention:
         """Return the plan shared by the layers of a group."""
         return StepPlan(inputs)
 
+    def look_ahead(
+        self, plan: StepPlan, spans: Sequence[tuple[int, int, int]]
+    ) -> LookAheadPlan:
+        """Return the plan with spans of tokens that see ahead."""
+        inputs = plan.inputs
+        where = inputs.query_starts, inputs.kv_lens, inputs.block_table, inputs.block_size
+        return LookAheadPlan(plan, *where, spans)
+
     def attend(
         self,
         params: AttentionParams,
@@ -56,9 +67,13 @@ class TorchAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        plan: StepPlan,
+        plan: StepPlan | LookAheadPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute decode buckets and prefill pieces."""
+        if isinstance(plan, LookAheadPlan):
+            out = self.attend(params, query, key, value, cache, plan.plan)
+            read = partial(_read, params, cache.flatten(0, 1), dtype=query.dtype)
+            return attend_spans(params, query, plan, read, out)
         flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, row_size]
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
         rows = quantize_kv(params, own, cache)

@@ -106,7 +106,7 @@ class StepPlan:
     def __init__(self, inputs: AttentionInputs) -> None:
         self.slots = inputs.slots
         self.slot_tokens = inputs.slot_tokens
-        self._inputs = inputs
+        self.inputs = inputs
         self._dtype: torch.dtype
         self._lens = np.asarray(inputs.kv_lens, dtype=np.int64)
         starts = np.asarray(inputs.query_starts, dtype=np.int64)
@@ -141,13 +141,13 @@ class StepPlan:
         counts = self._counts
         lens = self._lens
         starts = self._starts
-        if len(counts) == self._inputs.query_starts[-1]:
+        if len(counts) == self.inputs.query_starts[-1]:
             return starts, starts, np.zeros_like(starts), lens
         alone = counts == 1
         if span.causal:
             alone |= (counts <= MAX_SHORT_EXTENSION) & (lens > counts)
             if self._has_unverified:
-                alone |= np.asarray(self._inputs.slack) > 0
+                alone |= np.asarray(self.inputs.slack) > 0
         sequences = np.flatnonzero(alone)
         each = counts[sequences]
         offsets = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
@@ -158,7 +158,7 @@ class StepPlan:
     def _buckets(self, span: AttentionSpan) -> list[Bucket]:
         max_keys = (
             GATHERED_BYTES.get(self.slots.device.type, GATHERED_BYTES_ELSEWHERE)
-            // self._inputs.spec.token_bytes
+            // self.inputs.spec.token_bytes
         )
         found = self._entries(span)
         count = len(found[3])
@@ -198,8 +198,8 @@ class StepPlan:
         facts = torch.from_numpy(entries).to(self.slots.device, non_blocking=True)
         sequences, tokens, num_later, lens, firsts = facts.unbind()
         if self._has_unverified:
-            assert self._inputs.lengths is not None, "unverified lengths are on the device"
-            lens = self._inputs.lengths[sequences] - num_later
+            assert self.inputs.lengths is not None, "unverified lengths are on the device"
+            lens = self.inputs.lengths[sequences] - num_later
             firsts = span.firsts(lens - 1)
         ends = lens[:, None]
         positions = firsts[:, None] + self._range(longest)  # [n, longest]
@@ -207,7 +207,7 @@ class StepPlan:
         if self._has_unverified or least < longest:
             mask = self._hide(positions >= ends)[:, None, None]
             positions = positions.minimum(ends - 1)
-        whole = entries.shape[1] == self._inputs.query_starts[-1]
+        whole = entries.shape[1] == self.inputs.query_starts[-1]
         offsets = (positions - ends + 1)[:, None] if span.distances else None
         return Bucket(
             None if whole else tokens,
@@ -223,8 +223,8 @@ class StepPlan:
         if len(several):
             several = np.setdiff1d(several, self._entries(span)[0])
         for i in several.tolist():
-            kv_len = self._inputs.kv_lens[i]
-            begin, end = self._inputs.query_starts[i : i + 2]
+            kv_len = self.inputs.kv_lens[i]
+            begin, end = self.inputs.query_starts[i : i + 2]
             # position = token index + offset
             at = begin
             offset = kv_len - end
@@ -264,8 +264,8 @@ class StepPlan:
 
     def _slots(self, sequences: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the slots of positions [n, m] of sequences [n]."""
-        size = self._inputs.block_size
-        blocks = self._inputs.block_table[sequences[:, None], positions // size]
+        size = self.inputs.block_size
+        blocks = self.inputs.block_table[sequences[:, None], positions // size]
         return blocks.to(torch.int64) * size + positions % size
 
     def _hide(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -12,6 +13,7 @@ from core_kernels.triton.attention import Layer, Step
 from core_kernels.triton.block_copy import write_kv
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
+from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from core.api.models import AttentionInputs
 from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.model_spec.kv import KVSpec
@@ -33,6 +35,8 @@ class Plan:
     """Whether some sequence has several tokens."""
     slot_tokens: torch.Tensor | None = None
     """As in `AttentionInputs`."""
+    inputs: AttentionInputs | None = None
+    """The inputs on the host; None in a static plan."""
     pieces: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def pieces_of(self, layer: Layer) -> torch.Tensor:
@@ -123,7 +127,14 @@ class TritonAttention:
             starts = torch.tensor(query_starts, dtype=torch.int32).to(device, non_blocking=True)
         decodes = any(end - start == 1 for start, end in pairwise(query_starts))
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
-        return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens)
+        return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens, inputs)
+
+    def look_ahead(self, plan: Plan, spans: Sequence[tuple[int, int, int]]) -> LookAheadPlan:
+        """Return the plan with spans of tokens that see ahead."""
+        inputs = plan.inputs
+        assert inputs is not None, "a static plan has no spans"
+        where = inputs.query_starts, inputs.kv_lens, inputs.block_table, inputs.block_size
+        return LookAheadPlan(plan, *where, spans)
 
     def attend(
         self,
@@ -132,9 +143,12 @@ class TritonAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: torch.Tensor,
-        plan: Plan,
+        plan: Plan | LookAheadPlan,
     ) -> torch.Tensor:
         """Write keys and values, then compute decode sequences, then the others."""
+        if isinstance(plan, LookAheadPlan):
+            out = self.attend(params, query, key, value, cache, plan.plan)
+            return _attend_spans(params, query, cache, plan, out)
         layer = _layer(params)
         if plan.slot_tokens is not None:
             key = key[plan.slot_tokens]
@@ -151,11 +165,15 @@ class TritonAttention:
         value: torch.Tensor,
         positions: torch.Tensor,
         cache: torch.Tensor,
-        plan: Plan,
+        plan: Plan | LookAheadPlan,
     ) -> torch.Tensor:
         """Normalise and rotate queries in place; write normalised, rotated keys and values to the
         cache.
         """
+        if isinstance(plan, LookAheadPlan):
+            qkv = query, key, value
+            out = self.attend_with_rope(params, rope, *qkv, positions, cache, plan.plan)
+            return _attend_spans(params, query, cache, plan, out)
         calls = [(query, key, value, positions)]
         if (
             written := plan.slot_tokens
@@ -191,6 +209,19 @@ class TritonAttention:
                 processors: int = torch.cuda.get_device_properties(device).multi_processor_count
                 self._programs = PROGRAMS_PER_PROCESSOR * processors
         return max(1, self._programs // layer.kv_heads)
+
+
+def _attend_spans(
+    params: AttentionParams,
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    plan: LookAheadPlan,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    def read(slots: torch.Tensor) -> torch.Tensor:
+        return cache[slots // plan.block_size, :, slots % plan.block_size]
+
+    return attend_spans(params, query, plan, read, out)
 
 
 def _layer(params: AttentionParams) -> Layer:

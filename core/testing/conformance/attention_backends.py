@@ -48,6 +48,12 @@ _STEPS: Final = (
     {4: 1, 5: 1},
 )
 """Tokens per sequence: prompts, decoding, then chunks and decoding mixed."""
+_SPANS: Final[tuple[tuple[dict[int, int], dict[int, tuple[int, int]]], ...]] = (
+    ({0: 1, 1: 15, 4: 33}, {1: (3, 9), 4: (0, 33)}),
+    ({0: 1, 1: 20, 4: 1}, {1: (12, 31)}),
+    ({1: 1, 0: 8}, {0: (2, 10)}),
+)
+"""Tokens per sequence, and a span that the step computes the end of; a part may be cached."""
 
 
 def check_graph_support_is_stated(subject: Subject) -> None:
@@ -107,6 +113,21 @@ def check_writes_a_key_to_several_slots_if_declared(subject: Subject) -> None:
                     "a "
                     "key in two slots"
                 )
+                _assert_close(where, got, truth, _TOLERANCE[dtype])
+
+
+def check_tokens_of_a_span_see_ahead(subject: Subject) -> None:
+    """The tokens of an image see all of it, inside their window."""
+    if not hasattr(_make(subject), "look_ahead"):
+        return
+    for dtype, params in _variants(subject):
+        if params.chunk is not None:
+            continue
+        for block_size in _BLOCK_SIZES:
+            sequences = _sequences(subject, params, dtype, block_size)
+            where = f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}, spans"
+            for counts, spans in _SPANS:
+                got, truth = sequences.step(counts, spans)
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 

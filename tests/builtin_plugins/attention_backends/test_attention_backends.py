@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from builtin_plugins.attention_backends.common import look_ahead
 from builtin_plugins.attention_backends.paged.backend import PagedAttention, make_backend
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
@@ -222,3 +223,23 @@ def test_layers_with_different_windows_share_a_plan(backend: Any) -> None:
         inputs_again, *_ = fresh.tokens({0: 33})
         want = backend.attend(params, query, key, value, fresh.cache, backend.prepare(inputs_again))
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("reach", [reach for reach in REACHES if "chunk" not in reach], ids=str)
+def test_tokens_of_a_span_see_ahead_inside_their_window(
+    backend: Any, reach: dict[str, Any], block_size: int
+) -> None:
+    sequences = PagedSequences(
+        backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=3, max_len=64
+    )
+    assert_close(sequences.step({0: 20, 1: 1, 2: 33}, {0: (3, 12), 2: (0, 33)}))
+    assert_close(sequences.step({1: 1, 0: 11}, {0: (16, 31)}))
+    assert_close(sequences.step({0: 1, 1: 9, 2: 1}, {1: (2, 11)}))
+    assert_close(sequences.step({0: 1, 1: 1, 2: 2}))
+
+
+def test_spans_in_pieces_equal_whole_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ahead, "MAX_SCORES", 4 * 33 * 5)
+    sequences = PagedSequences(TorchAttention(), PLAIN, num_sequences=1)
+    assert_close(sequences.step({0: 33}, {0: (2, 30)}))
