@@ -58,7 +58,7 @@ class OutputProcessor:
         sampling = first.sampling
         client = ClientRequest(
             request_id=pending.request_id,
-            prompt=pending.text,
+            prompt=None if pending.text is None else str(pending.text),
             prompt_token_ids=first.prompt_token_ids,
             extra_fields=dict(pending.extra_fields),
             sampling=sampling,

@@ -15,6 +15,7 @@ from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, PerLayerInputSpec
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import PoolingSpec
 from core.model_spec.recurrent import recurrent_split_error
+from core.model_spec.tower import TowerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,8 @@ class DecoderSpec:
     pooling: PoolingSpec | None = None
     """Pooling of a pooling model; None: the model generates."""
     encoder: EncoderSpec | None = None
+    tower: TowerSpec | None = None
+    """Encoder of images, in front of the embedding; None: the model reads text only."""
     mtp: MtpLayerSpec | None = None
     """MTP layer of the checkpoint, not among `layers`; None: none."""
     names: WeightNames = field(default_factory=WeightNames)
@@ -166,6 +169,11 @@ class DecoderSpec:
                 f"--pipeline-parallel-size {pipeline} would part the model's encoder from its "
                 "decoder; use "
                 "--tensor-parallel-size instead."
+            )
+        if pipeline > 1 and self.tower is not None:
+            raise ConfigError(
+                f"--pipeline-parallel-size: got {pipeline}; expected 1 for a model with a tower. "
+                "Use --tensor-parallel-size."
             )
         error = self._split_error(tensor)
         if error is not None:

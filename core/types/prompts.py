@@ -75,6 +75,7 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    """A `RenderedText` of a conversation."""
     cache_salt: str = ""
     plugin_fields: Mapping[str, Any] = field(default_factory=dict)
     """Values of its dict that admission extensions read."""

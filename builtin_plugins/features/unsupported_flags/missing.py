@@ -21,8 +21,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "enable_mm_embeds": (bool, False),
         "interleave_mm_strings": (bool, False),
         "media_io_kwargs": (Json, {}),
-        "mm_processor_kwargs": (Json | None, None),
-        "mm_processor_cache_gb": (float, 4.0),
         "mm_processor_cache_type": (Literal["lru", "shm"] | None, "lru"),
         "mm_processor_device": (str, "auto"),
         "mm_shm_cache_max_object_size_mb": (int, 128),

@@ -21,6 +21,7 @@ from builtin_plugins.model_sources.huggingface.settings_files import (
     quantization_of,
     read_json,
 )
+from builtin_plugins.model_sources.huggingface.text_part import default_of_text_part, text_part
 from builtin_plugins.model_sources.huggingface.tokens import check_tokens, read_token_rules
 from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
 from core.api.models import ModelSource
@@ -94,16 +95,17 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     if config.model.generation_config != "vllm":
         stated |= read_token_rules(generation, where)
     stated |= quantization_from_side_files(folder, stated)
+    text = text_part(stated)
     return ModelSource(
         name=name,
         architecture=_architecture(stated, path),
         hf_config=SimpleNamespace(**stated),
         path=str(folder),
         identity=_identity(folder, stated),
-        max_model_len=longest_text(folder, _context(stated, path)),
-        checkpoint_dtype=_dtype(stated),
+        max_model_len=longest_text(folder, _context(text, path, stated)),
+        checkpoint_dtype=_dtype(text),
         quantization=quantization_of(stated, path),
-        eos_token_ids=_ids(generation.get("eos_token_id", stated.get("eos_token_id")), where),
+        eos_token_ids=_ids(generation.get("eos_token_id", text.get("eos_token_id")), where),
         sampling_defaults={}
         if config.model.generation_config == "vllm"
         else _sampling(generation, where),
@@ -204,11 +206,13 @@ def _dtype(stated: Mapping[str, Any]) -> str:
     return "bfloat16" if name.startswith("float8") else "float32"
 
 
-def _context(stated: Mapping[str, Any], path: Path) -> int:
-    """Return the longest context of the model, including rope scaling."""
+def _context(stated: Mapping[str, Any], path: Path, whole: Mapping[str, Any]) -> int:
+    """Return the longest context of the text part, including rope scaling."""
     name = next((name for name in _LENGTHS if stated.get(name) is not None), None)
     if name is None:
-        return DEFAULT_CONTEXT
+        nested = stated is not whole
+        default = default_of_text_part(whole, _LENGTHS[0]) if nested else None
+        return default if type(default) is int else DEFAULT_CONTEXT
     length = stated[name]
     if type(length) is not int or length < 1:
         raise ModelError(f"{name} in {path} is {length!r:.100}; it must be a positive integer.")

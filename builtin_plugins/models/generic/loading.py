@@ -5,7 +5,7 @@ Missing and unexpected tensors are errors, as for every model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final
@@ -20,12 +20,16 @@ MAX_NAMED: Final = 6
 
 
 def fill(
-    model_class: Any, config: Any, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+    model_class: Any,
+    config: Any,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    is_absent: Callable[[str], bool] = lambda name: False,
 ) -> Any:
     """Return the model with the checkpoint's weights, in eval mode.
 
     Tensors that already have `dtype` are not copied. Raises `ModelError` with the missing,
-    unexpected and misshapen tensors.
+    unexpected and misshapen tensors; those that are absent on purpose are not missing.
     """
     state = dict(tensors)
     integer_tensors = [name for name, tensor in state.items() if not tensor.is_floating_point()]
@@ -48,14 +52,15 @@ def fill(
         raise ModelError(
             f"transformers cannot build or load {model_class.__name__}: {error}"
         ) from error
+    found = {
+        "missing tensors": [name for name in report["missing_keys"] if not is_absent(name)],
+        "unexpected tensors": report["unexpected_keys"],
+        "tensors of the wrong shape": report["mismatched_keys"],
+    }
     faults = [
-        f"{len(report[key])} {title}: {_some(sorted(map(_name, report[key])))}"
-        for key, title in (
-            ("missing_keys", "missing tensors"),
-            ("unexpected_keys", "unexpected tensors"),
-            ("mismatched_keys", "tensors of the wrong shape"),
-        )
-        if report[key]
+        f"{len(names)} {title}: {_some(sorted(map(_name, names)))}"
+        for title, names in found.items()
+        if names
     ]
     if report["error_msgs"]:
         faults.append("; ".join(map(str, report["error_msgs"])))

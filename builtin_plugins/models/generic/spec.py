@@ -56,7 +56,7 @@ class GenericSpec:
 
 def spec(hf_config: Any) -> GenericSpec:
     """Return the model of a config. Raises `ModelError` if it cannot be served."""
-    config = _read(hf_config)
+    config = read_config(hf_config)
     model_class = _class_of(getattr(hf_config, "architectures", None), config.model_type)
     reason = why_not(config, model_class)
     if reason is not None:
@@ -88,7 +88,7 @@ def why_not(config: Any, model_class: Any) -> str | None:
     return None
 
 
-def _read(hf_config: Any) -> Any:
+def read_config(hf_config: Any) -> Any:
     """Return transformers' config object.
 
     Raises `ModelError` if the model type is unknown or the values are invalid.

@@ -55,7 +55,7 @@ class Renderer:
         """
         if isinstance(prompt, str):
             ids = self.encode(prompt, add_special_tokens, max_tokens=max_tokens, **reading)
-            return Prompt(ids, str(prompt))
+            return Prompt(ids, prompt)
         if not isinstance(prompt, Mapping):
             return Prompt(token_ids_of(prompt))
         known = ", ".join((*PROMPT_KEYS, *sorted(self.keys.read)))
@@ -124,7 +124,7 @@ class Renderer:
     def messages(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """Return the prompt of a conversation; options as in `ChatRenderer.render`."""
         text = self.chat_text(messages, **options)
-        return Prompt(self.encode(text, add_special_tokens=False), str(text))
+        return Prompt(self.encode(text, add_special_tokens=False), text)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt text of a conversation; options as in `ChatRenderer.render`."""

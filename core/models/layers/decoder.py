@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderFacts, EncoderSpec
 from core.model_spec.kv import LayerKV
 from core.model_spec.rope import RopeSpec
+from core.model_spec.tower import MULTIMODAL
 from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
 from core.models.layers.embedding import Embedding, Head, PerLayerInputs
@@ -66,6 +67,11 @@ class Decoder(nn.Module):
             )
             self._build_layers(spec, context)
             self._build_last(spec, context)
+        self.tower: Any = None
+        """The tower (`Tower`) of a model that reads images."""
+        if spec.tower is not None and context.pipeline.is_first:
+            self.tower = spec.tower.build(context)
+            self.weights.set_remainder(self.tower.load_weights)
         prefixes = [names.layer_prefix(index) for index in self._own]
         caching = _list_caching(self._blocks, prefixes)
         self._caching = [part for part, _ in caching]
@@ -137,7 +143,8 @@ class Decoder(nn.Module):
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of every checkpoint tensor the model expects."""
-        return self.weights.shapes()
+        of_tower = {} if self.tower is None else self.tower.weight_shapes()
+        return {**self.weights.shapes(), **of_tower}
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load every parameter. Raises `ModelError` with missing, unexpected and misshapen
@@ -258,11 +265,14 @@ class Decoder(nn.Module):
 
     @property
     def facts(self) -> dict[str, bytes]:
-        """Model facts for admission extensions: the encoder's limits, if there is one."""
+        """Model facts for admission extensions: the encoder's limits, and the tower's facts."""
         spec = self.spec.encoder
-        if spec is None or self.encoder is None:
-            return {}
-        return {"encoder": _encoder_facts(spec, self.encoder.max_len, self.vocab_size)}
+        facts = {}
+        if spec is not None and self.encoder is not None:
+            facts["encoder"] = _encoder_facts(spec, self.encoder.max_len, self.vocab_size)
+        if self.tower is not None:
+            facts[MULTIMODAL] = msgspec.msgpack.encode(self.tower.facts)
+        return facts
 
     def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return logits [n, vocab] in float32; `tokens` as in `GeneratingModel.logits`."""

@@ -67,6 +67,7 @@ class WeightMap:
         self._fallbacks: dict[str, Callable[[], torch.Tensor | None]] = {}
         self._shared: dict[str, Any] = {}
         self._maps: dict[str, WeightMap] = {}
+        self._load_remainder: Callable[[Mapping[str, torch.Tensor]], None] | None = None
         self._after_load: list[Callable[[], None]] = []
         self._rename = [(re.compile(pattern), replacement) for pattern, replacement in rename]
         self._ignored = [re.compile(fnmatch.translate(pattern)) for pattern in ignored]
@@ -93,6 +94,10 @@ class WeightMap:
         multi-part model need not know each other.
         """
         self._maps[prefix] = other
+
+    def set_remainder(self, load: Callable[[Mapping[str, torch.Tensor]], None]) -> None:
+        """Load tensors without a slot by `load`, which gets them all by their checkpoint names."""
+        self._load_remainder = load
 
     def after_load(self, call: Callable[[], None]) -> None:
         """Register a call after every `load`, for values that no checkpoint stores."""
@@ -142,9 +147,12 @@ class WeightMap:
         """
         waiting = self._all_slots()
         faults = LoadErrors()
-        matched = chain(self._matched(tensors, waiting, faults), self._fallen_back(waiting))
-        touched = _load_slots(matched)
+        remainder: dict[str, torch.Tensor] | None = None if self._load_remainder is None else {}
+        found = self._matched(tensors, waiting, faults, remainder)
+        touched = _load_slots(chain(found, self._fallen_back(waiting)))
         faults.check(waiting)
+        if self._load_remainder is not None:
+            self._load_remainder(remainder or {})
         for call in (*touched, *self._after_load_calls()):
             call()
         self.weights_version += 1
@@ -194,8 +202,12 @@ class WeightMap:
         tensors: Iterable[tuple[str, torch.Tensor]],
         waiting: dict[str, WeightSlot],
         faults: LoadErrors,
+        remainder: dict[str, torch.Tensor] | None = None,
     ) -> Iterator[tuple[str, WeightSlot, torch.Tensor]]:
-        """Yield each matching tensor with its slot; record the others in `faults`."""
+        """Yield each matching tensor with its slot; record the others in `faults`.
+
+        Those without a slot go to `remainder`, if there is one.
+        """
         known = set(waiting)
         for found, tensor in tensors:
             name = self._name_of(found)
@@ -204,7 +216,9 @@ class WeightMap:
                 if name is None
                 else waiting.pop(name, None) or self._alternative_for(name, waiting)
             )
-            if name is not None and slot is None:
+            if name is not None and slot is None and remainder is not None and name not in known:
+                remainder[found] = tensor
+            elif name is not None and slot is None:
                 faults.unexpected.append(
                     f"{_printable(found)} (twice)" if name in known else _printable(found)
                 )

@@ -1,0 +1,216 @@
+"""Admission half: has items processed, and places them in the prompt."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.features.multimodal.messages import (
+    NAME,
+    ItemRun,
+    Prepare,
+    Prepared,
+    RequestItem,
+    RequestItems,
+    RawItem,
+)
+from builtin_plugins.features.multimodal.pixels import raw_item
+from builtin_plugins.features.multimodal.processor_host import ProcessorHost
+from builtin_plugins.features.multimodal.settings import Settings
+from core.api import EngineConfig, InvalidRequest, Registry
+from core.api.features import AdmissionContext, PendingRequest, Unsupported
+from core.api.serving import Prompt, RenderedText
+from core.model_spec.tower import TowerFacts
+from core.step import Span
+
+DATA: Final = "multi_modal_data"
+UUIDS: Final = "multi_modal_uuids"
+KWARGS: Final = "mm_processor_kwargs"
+FIELDS: Final = (DATA, UUIDS, KWARGS)
+
+
+class MultimodalAdmission:
+    """Reads `multi_modal_data`, `multi_modal_uuids` and `mm_processor_kwargs`."""
+
+    keywords: tuple[str, ...] = ()
+    prompt_keys: tuple[str, ...] = ()
+
+    def __init__(self, config: EngineConfig, registry: Registry, host: ProcessorHost | None):
+        """`host` was started already if the model is known to read items."""
+        self._config = config
+        self._registry = registry
+        self._settings = Settings.from_config(config)
+        self._host = host
+        self._facts: TowerFacts | None = None
+
+    def attach(self, context: AdmissionContext) -> None:
+        """Read the tower's facts, and wait for the input processor."""
+        facts = context.facts.get(NAME)
+        self._context = context
+        self.unsupported = dict.fromkeys(
+            FIELDS, Unsupported("is for models that read images, and this one reads text only")
+        )
+        if facts is None:
+            if self._host is not None:
+                self._host.close()
+            return
+        self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
+        self._tokens = frozenset(self._facts.placeholders.values())
+        self.keywords = self.prompt_keys = FIELDS
+        if self._host is None:
+            self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
+        self._host.wait_until_ready()
+
+    def applies_to(self, request: PendingRequest) -> bool:
+        """Return whether the request has items, or placeholders without items."""
+        if self._facts is None:
+            return False
+        has_items = any(name in request.plugin_fields for name in FIELDS)
+        return has_items or not self._tokens.isdisjoint(request.prompt_token_ids)
+
+    def prepare(self, request: PendingRequest) -> PendingRequest:
+        """Return the request with its items' tokens in the prompt. Raises `InvalidRequest`."""
+        given = request.plugin_fields
+        items = self._items(given.get(DATA) or {}, given.get(UUIDS) or {})
+        if not items:
+            self._locate(request.prompt_token_ids, ())
+            return request
+        assert self._host is not None
+        holder = f"{request.request_id}-{secrets.token_hex(8)}".replace("/", "_")
+        kwargs = {**self._settings.processor_kwargs, **(given.get(KWARGS) or {})}
+        tenant = f"{given.get('client', '')}\0{request.cache_salt}"
+        text = request.text
+        message = Prepare(0, items, kwargs, tenant, holder, text=text)
+        if text is None:
+            message = msgspec.structs.replace(message, token_ids=request.prompt_token_ids)
+        elif isinstance(text, RenderedText):
+            message = msgspec.structs.replace(
+                message, text=str(text), control_spans=list(text.control_spans)
+            )
+        answer = self._host.prepare(message)
+        if answer.error_field:
+            raise InvalidRequest(answer.error_field, answer.error)
+        prompt = self._read(request, answer)
+        return self._placed(request, prompt, answer, holder)
+
+    def _items(self, data: Any, uuids: Any) -> list[RawItem]:
+        """Return the items of a request, by modality."""
+        assert self._facts is not None
+        for name, value in ((DATA, data), (UUIDS, uuids)):
+            if not isinstance(value, Mapping):
+                raise InvalidRequest(name, f"got {type(value).__name__}; expected a dict.")
+            for modality in value:
+                if modality not in self._facts.placeholders:
+                    known = ", ".join(self._facts.placeholders)
+                    raise InvalidRequest(name, f"got {modality!r:.80}; this model reads: {known}.")
+        found = []
+        for modality in self._facts.placeholders:
+            values = _listed(data.get(modality))
+            names = _listed(uuids.get(modality))
+            if names and values and len(names) != len(values):
+                raise InvalidRequest(
+                    UUIDS,
+                    f"got {len(names)} for {len(values)} items of {modality!r}; expected one each.",
+                )
+            count = max(len(values), len(names))
+            limit = self._settings.limit(modality)
+            if count > limit:
+                raise InvalidRequest(
+                    f"{DATA}.{modality}",
+                    f"got {count} items; expected at most {limit} (--limit-mm-per-prompt). "
+                    "Send fewer.",
+                )
+            for index in range(count):
+                value = values[index] if values else None
+                uuid = names[index] if names else None
+                if uuid is not None and not isinstance(uuid, str):
+                    raise InvalidRequest(UUIDS, f"got {uuid!r:.80}; expected a text or None.")
+                found.append(raw_item(modality, value, f"{DATA}.{modality}[{index}]", uuid))
+        return found
+
+    def _read(self, request: PendingRequest, answer: Prepared) -> Prompt:
+        """Return the expanded prompt as tokens."""
+        if answer.text is None:
+            return Prompt(answer.token_ids)
+        if isinstance(request.text, RenderedText):
+            rendered = RenderedText(answer.text, answer.control_spans)
+            return self._context.read(rendered, False, self._context.max_model_len)
+        return self._context.read(answer.text, True, self._context.max_model_len)
+
+    def _placed(
+        self, request: PendingRequest, prompt: Prompt, answer: Prepared, holder: str
+    ) -> PendingRequest:
+        """Return the request with its items' spans and messages."""
+        assert self._facts is not None
+        assert self._host is not None
+        counts = [(item.modality, item.num_tokens) for item in answer.items]
+        runs = self._locate(prompt.token_ids, counts)
+        items = [
+            RequestItem(item.modality, item.content_hash, item.num_tokens, own)
+            for item, own in zip(answer.items, runs, strict=True)
+        ]
+        longest = max((run.length for own in runs for run in own), default=0)
+        budget = self._config.scheduler.max_num_batched_tokens or 0
+        if self._facts.look_ahead and longest > budget:
+            raise InvalidRequest(
+                DATA,
+                f"got an item of {longest} tokens that a step computes together; expected at most "
+                f"{budget} (--max-num-batched-tokens). Send a smaller one.",
+            )
+        spans = [
+            Span(run.start, run.length, f"{item.modality}.{run.row}", item.content_hash)
+            for item in items
+            for run in item.runs
+        ]
+        message = RequestItems(self._host.folder, holder, items, self._facts.look_ahead)
+        return replace(
+            request,
+            prompt_token_ids=prompt.token_ids,
+            text=prompt.text,
+            spans=(*request.spans, *sorted(spans)),
+            features={**request.features, NAME: msgspec.msgpack.encode(message)},
+        )
+
+    def _locate(
+        self, token_ids: Sequence[int], counts: Sequence[tuple[str, int]]
+    ) -> list[list[ItemRun]]:
+        """Return the runs of placeholder tokens of each item (modality, tokens), in order."""
+        assert self._facts is not None
+        found: list[list[ItemRun]] = [[] for _ in counts]
+        for modality, token in self._facts.placeholders.items():
+            positions = [at for at, each in enumerate(token_ids) if each == token]
+            expected = sum(count for kind, count in counts if kind == modality)
+            if len(positions) != expected:
+                raise InvalidRequest(
+                    "prompt",
+                    f"got {len(positions)} placeholder tokens of {modality!r} for items with "
+                    f"{expected}. Send an item for each placeholder.",
+                )
+            at = 0
+            for index, (kind, count) in enumerate(counts):
+                if kind == modality:
+                    found[index] = _runs(positions[at : at + count])
+                    at += count
+        return found
+
+
+def _runs(positions: Sequence[int]) -> list[ItemRun]:
+    """Return consecutive positions as runs."""
+    runs: list[ItemRun] = []
+    for row, position in enumerate(positions):
+        last = runs[-1] if runs else None
+        if last is not None and last.start + last.length == position:
+            runs[-1] = ItemRun(last.start, last.length + 1, last.row)
+        else:
+            runs.append(ItemRun(position, 1, row))
+    return runs
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

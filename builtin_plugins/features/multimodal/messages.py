@@ -1,0 +1,121 @@
+"""Messages between the halves of the feature, and to and from the input processor's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from core.model_spec.tower import MULTIMODAL
+
+NAME = MULTIMODAL
+"""Name of the feature."""
+
+# --- about a request's items
+
+
+class ItemRun(msgspec.Struct, array_like=True, frozen=True):
+    """Consecutive placeholder tokens of one item."""
+
+    start: int
+    """Position of the first one in the prompt."""
+    length: int
+    row: int
+    """Row of the item's embeddings for the first one."""
+
+
+class RequestItem(msgspec.Struct, array_like=True, frozen=True):
+    """One item of a prompt. Its tensors are in the store."""
+
+    modality: str
+    content_hash: bytes
+    num_tokens: int
+    """Number of placeholder tokens: the rows of its embeddings."""
+    runs: list[ItemRun]
+
+
+class RequestItems(msgspec.Struct, array_like=True, frozen=True):
+    """All items of a request, sent from admission to the other halves."""
+
+    folder: str
+    """Folder of the tensor store."""
+    holder: str
+    """Name under which the store holds the items' tensors for this request."""
+    items: list[RequestItem]
+    look_ahead: bool = False
+    """As in `TowerFacts`."""
+
+
+class StepItems(msgspec.Struct, array_like=True, frozen=True):
+    """What the worker halves do in one step, sent from the scheduler half."""
+
+    encode: list[bytes] = []
+    """Content hashes of the items to encode."""
+    drop: list[bytes] = []
+    """Content hashes of items to remove from the encoder cache, before the step."""
+
+
+# --- to and from the process
+
+
+class RawItem(msgspec.Struct, frozen=True):
+    """An item as the frontend got it: an encoded file, or pixels."""
+
+    modality: str
+    field: str
+    """Where it is in the request, for errors."""
+    data: bytes
+    mode: str = ""
+    """Pillow's mode of pixels; empty: `data` is an encoded file."""
+    size: tuple[int, int] = (0, 0)
+    """Width and height of pixels."""
+    uuid: str | None = None
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """A prompt whose items are to be processed."""
+
+    number: int
+    items: list[RawItem]
+    kwargs: dict[str, Any]
+    tenant: str
+    """Clients that share their items' uuids."""
+    holder: str
+    text: str | None = None
+    control_spans: list[tuple[int, int]] | None = None
+    """Control spans of a rendered conversation; None: every special token is one."""
+    token_ids: list[int] = []
+    """The prompt without a text."""
+
+
+class PreparedItem(msgspec.Struct, frozen=True):
+    """One processed item; its tensors are in the store."""
+
+    modality: str
+    content_hash: bytes
+    num_tokens: int
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """The answer: the expanded prompt and its items, or an error."""
+
+    number: int
+    items: list[PreparedItem] = []
+    text: str | None = None
+    control_spans: list[tuple[int, int]] = []
+    token_ids: list[int] = []
+    error_field: str = ""
+    """Field of the request that is at fault; empty: none."""
+    error: str = ""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The first answer: the processor is loaded."""
+
+
+class OpenStore(msgspec.Struct, frozen=True, tag=True):
+    """The first message to the process: where it writes tensors."""
+
+    folder: str
+    cache_bytes: int
+    """Size up to which it keeps tensors that no request holds."""

@@ -1,0 +1,71 @@
+"""Images in prompts: options, and the admission, scheduling and worker halves."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from core.api import EngineConfig, Option, Range, Registry, hookimpl
+
+Json = dict[str, Any]
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    count = Annotated[int, Range(1, 1 << 30)] | None
+    return [
+        Option(
+            "mm_processor_kwargs",
+            Json | None,
+            None,
+            "Keywords of the input processor for every request, such as {\"max_pixels\": 500000}.",
+        ),
+        Option(
+            "mm_processor_cache_gb",
+            Annotated[float, Range(0, 1 << 20)],
+            4.0,
+            "Size up to which processed items are kept in shared memory for later requests, in GiB.",
+        ),
+        Option(
+            "mm_encoder_cache_tokens",
+            count,
+            None,
+            "Size of the encoder cache of each rank in embeddings; default: four steps' budget.",
+        ),
+        Option(
+            "mm_encoder_step_tokens",
+            count,
+            None,
+            "Embeddings that one step encodes, unless a single item is larger; default: "
+            "--max-num-batched-tokens.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.multimodal.admission import MultimodalAdmission
+
+    return [MultimodalAdmission(config, registry, None)]
+
+
+@hookimpl
+def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
+    from builtin_plugins.features.multimodal.settings import Settings
+    from builtin_plugins.metric_sinks.api import gauge_providers
+
+    scheduler = EncoderScheduler(Settings.from_config(config))
+    gauge_providers(registry)["multimodal"] = scheduler.gauges
+    return [scheduler]
+
+
+@hookimpl
+def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    # Imported lazily: only workers need torch.
+    from builtin_plugins.features.multimodal.settings import Settings
+    from builtin_plugins.features.multimodal.worker import MultimodalWorker
+    from builtin_plugins.metric_sinks.api import memory_owners
+
+    return [MultimodalWorker(Settings.from_config(config), memory_owners(registry))]

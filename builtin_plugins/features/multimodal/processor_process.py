@@ -1,0 +1,175 @@
+"""The process of the input processor: decodes, hashes and processes items, one prompt at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from builtin_plugins.executors.api import Start
+from builtin_plugins.features.multimodal.messages import (
+    OpenStore,
+    Prepare,
+    Prepared,
+    PreparedItem,
+    RawItem,
+    Ready,
+)
+from builtin_plugins.features.multimodal.store import TensorStore
+from builtin_plugins.input_processors.api import InputProcessor, ProcessedItem
+from core.api import EngineConfig, EngineError, InvalidRequest, ModelError
+from core.api.serving import RenderedText
+
+if TYPE_CHECKING:
+    from builtin_plugins.executors.api import ParentChannel
+    from core.api import Registry
+
+NICE: Final = 5
+"""Priority below the engine's: images must not delay running answers."""
+
+
+def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
+    """Answer each `Prepare` of the parent."""
+    channel.expect(OpenStore | Prepare)
+    opened: OpenStore = channel.receive()
+    os.nice(NICE)
+    store = TensorStore(opened.folder, opened.cache_bytes)
+    store.open()
+    channel.stage("loading the input processor")
+    worker = ProcessorWorker(start.config, load_processor(start.config, registry), store)
+    channel.send(Ready())
+    while True:
+        channel.send(worker.answer(channel.receive()))
+
+
+def load_processor(config: EngineConfig, registry: Registry) -> InputProcessor:
+    """Return the input processor of the served model. Raises `ModelError`."""
+    from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
+
+    source = registry.find_model(config.model.model, config)
+    if source is None:
+        raise ModelError(f"--model: got {config.model.model!r}; no plugin knows it any more.")
+    return TransformersProcessor(source, config)
+
+
+class ProcessorWorker:
+    """Processes the items of prompts; the store remembers those of earlier prompts."""
+
+    def __init__(
+        self, config: EngineConfig, processor: InputProcessor, store: TensorStore
+    ) -> None:
+        self._config = config
+        self._processor = processor
+        self._store = store
+
+    def answer(self, request: Prepare) -> Prepared:
+        """Return a prompt expanded; its items are held in the store."""
+        try:
+            return self._prepare(request)
+        except InvalidRequest as error:
+            return Prepared(request.number, error_field=error.field, error=_reason(error))
+        except EngineError as error:
+            return Prepared(request.number, error_field="multi_modal_data", error=str(error))
+        except Exception as error:  # noqa: BLE001 - fails this request only
+            traceback.print_exc(file=sys.stderr)
+            text = f"cannot be processed ({type(error).__name__}); send another image."
+            return Prepared(request.number, error_field="multi_modal_data", error=text)
+
+    def _prepare(self, request: Prepare) -> Prepared:
+        found: list[tuple[bytes, ProcessedItem]] = []
+        for raw in request.items:
+            found.append(self._process(raw, request))
+            self._store.hold(request.holder, [found[-1][0]])
+        items = [item for _, item in found]
+        listed = [PreparedItem(item.modality, h, item.num_tokens) for h, item in found]
+        try:
+            if request.text is None:
+                ids = self._processor.expand_ids(request.token_ids, items)
+                return Prepared(request.number, listed, token_ids=ids)
+            prompt = self._rendered(request.text, request.control_spans)
+            expanded = self._processor.expand(prompt, items)
+        except ValueError as error:
+            raise InvalidRequest("prompt", f"{error}.") from error
+        spans = list(expanded.control_spans)
+        return Prepared(request.number, listed, str(expanded), spans)
+
+    def _rendered(self, text: str, spans: list[tuple[int, int]] | None) -> RenderedText:
+        """Return a prompt whose placeholders are control spans, also of a plain text."""
+        if spans is not None:
+            return RenderedText(text, spans)
+        found = []
+        for placeholder in self._processor.placeholders.values():
+            at = text.find(placeholder)
+            while at >= 0:
+                found.append((at, at + len(placeholder)))
+                at = text.find(placeholder, at + len(placeholder))
+        return RenderedText(text, sorted(found))
+
+    def _process(self, raw: RawItem, request: Prepare) -> tuple[bytes, ProcessedItem]:
+        """Return an item's content hash, and the item processed."""
+        settings = json.dumps([self._processor.identity, request.kwargs], sort_keys=True)
+        named = None
+        if raw.uuid is not None:
+            named = _digest("uuid", settings, request.tenant, raw.uuid)
+            if (known := self._known(raw.modality, named)) is not None:
+                return named, known
+        if not raw.data:
+            raise InvalidRequest(
+                raw.field, f"got uuid {raw.uuid!r:.80} of no known content; send the content, too."
+            )
+        image = self._image(raw)
+        content_hash = named or _digest(
+            "content", settings, f"{image.mode} {image.size}", image.tobytes()
+        )
+        if (known := self._known(raw.modality, content_hash)) is not None:
+            return content_hash, known
+        try:
+            item = self._processor.process(raw.modality, image, request.kwargs)
+        except ValueError as error:
+            raise InvalidRequest(raw.field, f"{error}.") from error
+        facts = {"text": item.text, "num_tokens": str(item.num_tokens)}
+        self._store.write(content_hash, item.tensors, facts)
+        return content_hash, item
+
+    def _known(self, modality: str, content_hash: bytes) -> ProcessedItem | None:
+        facts: Mapping[str, str] | None = self._store.facts(content_hash)
+        if facts is None:
+            return None
+        return ProcessedItem(modality, facts["text"], int(facts["num_tokens"]), {})
+
+    def _image(self, raw: RawItem) -> Any:
+        """Return an item as RGB image. Raises `InvalidRequest`."""
+        from PIL import Image
+
+        from builtin_plugins.features.multimodal.media.decode import as_rgb, decode_image
+        from builtin_plugins.features.multimodal.media.settings import MediaSettings
+
+        limits = MediaSettings.from_options(self._config.options).limits
+        if not raw.mode:
+            return decode_image(raw.data, raw.field, limits)
+        width, height = raw.size
+        if width * height > limits.max_pixels:
+            raise InvalidRequest(
+                raw.field,
+                f"got {width} x {height} pixels; expected at most {limits.max_pixels}. Resize it.",
+            )
+        image = Image.frombytes(raw.mode, raw.size, raw.data)
+        return as_rgb(image, limits.background)
+
+
+def _digest(*parts: str | bytes) -> bytes:
+    """Return SHA-256 of the parts and their lengths."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(f"{len(data)}:".encode())
+        digest.update(data)
+    return digest.digest()
+
+
+def _reason(error: InvalidRequest) -> str:
+    return str(error).removeprefix(f"{error.field}: ")

@@ -1,0 +1,179 @@
+"""Scheduler half: decides what is encoded in a step, and what the encoder caches hold.
+
+It alone decides, so all ranks have equal caches. A chunk of a prompt ends before the first item
+that the step cannot encode and, where an item's tokens see each other, before one that does not fit
+as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from builtin_plugins.features.multimodal.messages import (
+    NAME,
+    ItemRun,
+    RequestItem,
+    RequestItems,
+    StepItems,
+)
+from builtin_plugins.features.multimodal.settings import Settings
+from builtin_plugins.features.multimodal.store import TensorStore
+from core.api.execution import StepPlan
+
+_decode = msgspec.msgpack.Decoder(RequestItems).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start."""
+
+    encoded: int = 0
+    """Items that were encoded."""
+    hits: int = 0
+    """Items that a step found in the encoder cache."""
+    evicted: int = 0
+    """Items that were removed from the encoder cache."""
+
+
+class EncoderScheduler:
+    """Owns the encoder cache of all ranks."""
+
+    name = NAME
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings: Final = settings
+        self._requests: dict[str, tuple[Any, RequestItems]] = {}
+        """Open requests with items: the scheduler's record, and the items."""
+        self._holders: dict[str, tuple[TensorStore, set[str]]] = {}
+        """Open requests by holder: the sequences of one request share it."""
+        self._cache: OrderedDict[bytes, int] = OrderedDict()
+        """Embeddings by content hash, the least recently used first."""
+        self._planned: dict[bytes, int] = {}
+        """Items that chunks of the step under construction need encoded."""
+        self.counters: Final = Counters()
+
+    # --- requests
+
+    def arrived(self, request: Any) -> None:
+        """Note the items of a request."""
+        data = request.features.get(NAME)
+        if data is None:
+            return
+        items = _decode(data)
+        self._requests[request.request_id] = request, items
+        held = self._holders.setdefault(items.holder, (TensorStore(items.folder), set()))
+        held[1].add(request.request_id)
+
+    def finished(self, request: Any) -> bool:
+        """Forget the items of a request; release their tensors with its last sequence."""
+        _, items = self._requests.pop(request.request_id, (None, None))
+        if items is not None:
+            store, sequences = self._holders[items.holder]
+            sequences.discard(request.request_id)
+            if not sequences:
+                del self._holders[items.holder]
+                store.release(items.holder)
+        return False
+
+    # --- steps
+
+    def prefill_chunk(self, request: Any, start: int, count: int) -> int:
+        """Return how many of the tokens can be computed with the items that a step may encode."""
+        _, items = self._requests.get(request.request_id, (None, None))
+        if items is None:
+            return count
+        end = start + count
+        for item, run in _runs_between(items, start, end):
+            is_cut = run.start + run.length > end
+            if items.look_ahead and is_cut:
+                end = max(start, run.start)
+                break
+            if not self._may_encode(item):
+                end = max(start, run.start)
+                break
+        return end - start
+
+    def _may_encode(self, item: RequestItem) -> bool:
+        """Plan to encode an item, unless it is cached; False if the step's budget is used up."""
+        key = item.content_hash
+        if key in self._cache or key in self._planned:
+            return True
+        used = sum(self._planned.values())
+        if used and used + item.num_tokens > self._settings.step_tokens:
+            return False
+        self._planned[key] = item.num_tokens
+        return True
+
+    def planned(self, plan: StepPlan) -> bytes | None:
+        """Return what the worker halves encode and drop for the chunks of a step."""
+        self._planned.clear()
+        if not plan.rows or not self._requests:
+            return None
+        needed = self._needed(plan)
+        if not needed:
+            return None
+        encode = []
+        for key, size in needed.items():
+            if key in self._cache:
+                self.counters.hits += 1
+                self._cache.move_to_end(key)
+            else:
+                self.counters.encoded += 1
+                encode.append(key)
+                self._cache[key] = size
+        return _encode(StepItems(encode, self._evict(needed.keys())))
+
+    def _needed(self, plan: StepPlan) -> dict[bytes, int]:
+        """Return the items of a step's chunks, with their numbers of embeddings."""
+        needed: dict[bytes, int] = {}
+        by_row = {request.row: items for request, items in self._requests.values()}
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            if row in by_row:
+                for item, _ in _runs_between(by_row[row], start, start + count):
+                    needed[item.content_hash] = item.num_tokens
+        return needed
+
+    def _evict(self, needed: Any) -> list[bytes]:
+        """Remove the least recently used items until the others fit; those of a step stay."""
+        dropped = []
+        for key in list(self._cache):
+            if sum(self._cache.values()) <= self._settings.cache_tokens:
+                break
+            if key not in needed:
+                del self._cache[key]
+                dropped.append(key)
+        self.counters.evicted += len(dropped)
+        return dropped
+
+    # --- calls and metrics
+
+    def call(self, verb: str, data: bytes) -> bytes | None:
+        """Return the counters as JSON (`multimodal.counters`)."""
+        return msgspec.json.encode(self.counters) if verb == "counters" else None
+
+    def gauges(self) -> dict[str, float]:
+        """Return the feature's counters and gauges by metric name."""
+        return {
+            "mm_encoder_runs_total": self.counters.encoded,
+            "mm_encoder_cache_hits_total": self.counters.hits,
+            "mm_encoder_cache_evictions_total": self.counters.evicted,
+            "mm_encoder_cache_tokens": sum(self._cache.values()),
+        }
+
+
+def _runs_between(items: RequestItems, start: int, end: int) -> list[tuple[RequestItem, ItemRun]]:
+    """Return the runs of placeholder tokens with positions from `start` up to `end`, in order."""
+    return sorted(
+        (
+            (item, run)
+            for item in items.items
+            for run in item.runs
+            if run.start < end and run.start + run.length > start
+        ),
+        key=lambda pair: pair[1].start,
+    )

@@ -1,0 +1,112 @@
+"""Processed tensors in shared memory, by content hash, held by requests.
+
+One file per item. The process of the input processor writes it and keeps it while it is recently
+used. A request holds it by a hard link, so the memory is freed when neither needs it any more.
+Workers map the file; nothing is copied through messages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+PREFIX: Final = "engine-media-"
+MIN_FREE_BYTES: Final = 256 << 20
+"""Free shared memory below which the store is in a temporary folder."""
+
+
+def make_folder() -> str:
+    """Return a new folder for a store, after removing those of processes that have ended."""
+    base = SHARED_MEMORY
+    if not base.is_dir() or shutil.disk_usage(base).free < MIN_FREE_BYTES:
+        base = Path(tempfile.gettempdir())
+    for path in base.glob(f"{PREFIX}*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+    folder = tempfile.mkdtemp("", f"{PREFIX}{os.getpid()}-", base)
+    return folder
+
+
+class TensorStore:
+    """The writer's side of a store, and all that a holder needs."""
+
+    def __init__(self, folder: str, cache_bytes: int = 0) -> None:
+        self._items = Path(folder, "items")
+        self._held = Path(folder, "held")
+        self._cache_bytes = cache_bytes
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Bytes of the items that are kept, the least recently used first."""
+
+    def open(self) -> None:
+        """Create the folders, or read those of a writer that has ended."""
+        self._items.mkdir(exist_ok=True)
+        self._held.mkdir(exist_ok=True)
+        paths = sorted(self._items.iterdir(), key=lambda path: path.stat().st_mtime)
+        self._sizes = OrderedDict((path.name, path.stat().st_size) for path in paths)
+
+    def write(
+        self, content_hash: bytes, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]
+    ) -> None:
+        """Add an item, and remove the least recently used ones that no longer fit."""
+        from safetensors.torch import save_file  # lazy: only the writer needs torch
+
+        name = content_hash.hex()
+        path = self._items / name
+        partial = self._items.parent / f"{name}.partial"
+        save_file(dict(tensors), partial, dict(facts))
+        partial.rename(path)
+        self._sizes[name] = path.stat().st_size
+        self._trim(keep=name)
+
+    def facts(self, content_hash: bytes) -> Mapping[str, str] | None:
+        """Return the facts of an item, which is now the most recently used; None without one."""
+        from safetensors import safe_open  # lazy: only the writer needs it
+
+        name = content_hash.hex()
+        if name not in self._sizes:
+            return None
+        self._sizes.move_to_end(name)
+        with safe_open(self._items / name, "pt") as file:
+            return dict(file.metadata() or {})
+
+    def hold(self, holder: str, content_hashes: Iterable[bytes]) -> None:
+        """Hold items for a request."""
+        folder = self._held / holder
+        folder.mkdir(exist_ok=True)
+        for content_hash in set(content_hashes):
+            name = content_hash.hex()
+            with suppress(FileExistsError):
+                (folder / name).hardlink_to(self._items / name)
+
+    def release(self, holder: str) -> None:
+        """Release the items of a request that has ended."""
+        shutil.rmtree(self._held / holder, ignore_errors=True)
+
+    def read(self, holder: str, content_hash: bytes) -> dict[str, torch.Tensor]:
+        """Return the tensors of an item, mapped. Raises OSError without them."""
+        from safetensors.torch import load_file  # lazy: only workers read
+
+        return load_file(self._held / holder / content_hash.hex())
+
+    def holders(self) -> Iterator[str]:
+        """Yield the requests that hold items."""
+        yield from (path.name for path in self._held.iterdir())
+
+    def _trim(self, keep: str) -> None:
+        while sum(self._sizes.values()) > self._cache_bytes:
+            oldest = next(iter(self._sizes))
+            if oldest == keep and len(self._sizes) == 1:
+                return  # until it is held
+            self._sizes.pop(oldest)
+            (self._items / oldest).unlink(missing_ok=True)

@@ -1,0 +1,255 @@
+"""Worker half: encodes the items of a step, and puts their embeddings into its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from builtin_plugins.features.multimodal.messages import (
+    NAME,
+    RequestItem,
+    RequestItems,
+    StepItems,
+)
+from builtin_plugins.features.multimodal.settings import Settings
+from builtin_plugins.features.multimodal.store import TensorStore
+from builtin_plugins.metric_sinks.api import MemoryOwners
+from core.api import EngineConfig, ModelError
+from core.api.execution import LoadedParts, NewRow, WorkerParts
+from core.api.models import ForwardBatch
+from core.model_spec.kv import RecurrentState
+from core.model_spec.tower import EncodedItem, RopePositions
+
+_decode_items = msgspec.msgpack.Decoder(RequestItems).decode
+_decode_step = msgspec.msgpack.Decoder(StepItems).decode
+
+
+@dataclass(slots=True)
+class ItemRow:
+    """A row of the batch with items."""
+
+    new: NewRow
+    items: RequestItems
+    rope: RopePositions | None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of one row in a step, if the row has items."""
+
+    row: ItemRow
+    start: int
+    """Position of the first one."""
+    count: int
+    token: int
+    """Index of the first one in the step."""
+
+
+class MultimodalWorker:
+    """The encoder cache of one rank, and the inputs of steps with items."""
+
+    name = NAME
+
+    def __init__(self, settings: Settings, memory: MemoryOwners) -> None:
+        self._settings = settings
+        self._memory = memory
+        self._rows: dict[int, ItemRow] = {}
+        self._cache: dict[bytes, EncodedItem] = {}
+
+    def loaded(self, parts: LoadedParts) -> list[Any]:
+        """Find the tower. Raises `ModelError` for an attention backend that cannot serve it."""
+        self._model: Any = parts.model
+        self._tower: Any = getattr(parts.model, "tower", None)
+        self._backend: Any = parts.context.attention
+        self._device = parts.context.device
+        looks_ahead = self._tower is not None and self._tower.facts.look_ahead
+        if looks_ahead and not hasattr(self._backend, "look_ahead"):
+            name = parts.config.attention.attention_backend
+            raise ModelError(
+                f"--attention-backend: got {name}, which has no attention ahead in a span; "
+                "expected one with `look_ahead` for this model. Remove the flag."
+            )
+        return []
+
+    def host_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return the size of a full encoder cache."""
+        if getattr(model, "tower", None) is None:
+            return 0
+        dtype = getattr(torch, config.model.dtype)
+        return int(self._settings.cache_tokens * model.spec.hidden_size * dtype.itemsize)
+
+    def attach(self, parts: WorkerParts) -> None:
+        """Set the batch."""
+        self._batch = parts.batch
+        if self._tower is not None:
+            limit = self.host_bytes(parts.model, parts.config)
+            self._memory.add("encoder_cache", self._num_bytes, lambda: limit)
+
+    def skips_step(self, num_rows: int, payload: bytes | None) -> bool:
+        """Return whether the model has no tower."""
+        return self._tower is None
+
+    def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
+        """Encode what the step needs; set its embeddings, positions and attention."""
+        segments = self._segments(batch)
+        if not segments:
+            return
+        step = StepItems() if payload is None else _decode_step(payload)
+        for key in step.drop:
+            self._cache.pop(key, None)
+        if payload is not None:
+            self._set_embeddings(batch, segments)
+            if self._tower.facts.look_ahead:
+                self._set_look_ahead(batch, segments)
+        if any(segment.row.rope is not None for segment in segments):
+            set_positions(batch, segments)
+
+    def call(self, name: str, data: bytes) -> bytes | None:
+        """Answer like the scheduler half."""
+        return b"" if name == "counters" else None
+
+    # --- rows
+
+    def _segments(self, batch: ForwardBatch) -> list[Segment]:
+        """Return the tokens of rows with items."""
+        segments = []
+        token = 0
+        for row, start, count in zip(batch.rows, batch.starts, batch.counts, strict=True):
+            found = self._item_row(row)
+            if found is not None:
+                segments.append(Segment(found, start, count, token))
+            token += count
+        return segments
+
+    def _item_row(self, row: int) -> ItemRow | None:
+        """Return a row's items; None without any."""
+        requests = self._batch.requests
+        new = requests[row] if row < len(requests) else None
+        if new is None or NAME not in new.features:
+            self._rows.pop(row, None)
+            return None
+        known = self._rows.get(row)
+        if known is None or known.new is not new:
+            items = _decode_items(new.features[NAME])
+            known = self._rows[row] = ItemRow(new, items, self._rope_positions(new, items))
+        return known
+
+    def _rope_positions(self, new: NewRow, items: RequestItems) -> RopePositions | None:
+        store = TensorStore(items.folder)
+        inputs = [
+            (item.modality, store.read(items.holder, item.content_hash)) for item in items.items
+        ]
+        found: RopePositions | None = self._tower.rope_positions(
+            new.token_ids[: new.prompt_len], inputs
+        )
+        return found
+
+    # --- inputs of a step
+
+    def _set_embeddings(self, batch: ForwardBatch, segments: Sequence[Segment]) -> None:
+        """Replace the embeddings of placeholder tokens by those of their items."""
+        embeddings: torch.Tensor | None = None
+        deepstack: list[torch.Tensor] = []
+        for segment, item, tokens, rows in _parts(segments):
+            encoded = self._encoded(segment.row.items, item)
+            if embeddings is None:
+                embeddings = self._model.embedded(batch.input_ids).clone()
+            embeddings[tokens] = encoded.embeddings[rows].to(embeddings.dtype)
+            if encoded.deepstack and not deepstack:
+                deepstack = [torch.zeros_like(embeddings) for _ in encoded.deepstack]
+            for level, own in zip(deepstack, encoded.deepstack, strict=bool(encoded.deepstack)):
+                level[tokens] = own[rows].to(level.dtype)
+        batch.embeddings = embeddings
+        batch.deepstack = deepstack
+
+    def _encoded(self, items: RequestItems, item: RequestItem) -> EncodedItem:
+        """Return an item's embeddings, from the cache or the tower."""
+        key = item.content_hash
+        known = self._cache.get(key)
+        if known is None:
+            tensors = TensorStore(items.folder).read(items.holder, key)
+            inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            known = self._cache[key] = self._tower.encode(item.modality, inputs)
+            if len(known.embeddings) != item.num_tokens:
+                raise RuntimeError(
+                    f"the tower returned {len(known.embeddings)} embeddings for an item with "
+                    f"{item.num_tokens} placeholder tokens"
+                )
+        return known
+
+    def _set_look_ahead(self, batch: ForwardBatch, segments: Sequence[Segment]) -> None:
+        """Let the tokens of an item see all of its consecutive tokens."""
+        spans = []
+        for segment in segments:
+            for item in segment.row.items.items:
+                for run in item.runs:
+                    first = max(run.start, segment.start)
+                    end = run.start + run.length
+                    if first < min(end, segment.start + segment.count):
+                        offset = segment.token - segment.start
+                        spans.append((first + offset, end + offset, end))
+        if not spans:
+            return
+        changed: dict[int, Any] = {}
+        plans = list(batch.attention)
+        for index, layer in enumerate(self._model.kv_layers):
+            if not isinstance(layer.spec, RecurrentState):
+                plan = plans[index]
+                if id(plan) not in changed:
+                    changed[id(plan)] = self._backend.look_ahead(plan, spans)
+                plans[index] = changed[id(plan)]
+        batch.attention = plans
+
+    def _num_bytes(self) -> int:
+        return sum(encoded.num_bytes for encoded in list(self._cache.values()))
+
+
+def _parts(
+    segments: Sequence[Segment],
+) -> list[tuple[Segment, RequestItem, slice, slice]]:
+    """Return each item's part of a step: its tokens, and the rows of its embeddings."""
+    found = []
+    for segment in segments:
+        for item in segment.row.items.items:
+            for run in item.runs:
+                first = max(run.start, segment.start)
+                end = min(run.start + run.length, segment.start + segment.count)
+                if first < end:
+                    at = segment.token + first - segment.start
+                    row = run.row + first - run.start
+                    tokens = slice(at, at + end - first)
+                    found.append((segment, item, tokens, slice(row, row + end - first)))
+    return found
+
+
+def set_positions(batch: ForwardBatch, segments: Sequence[Segment]) -> None:
+    """Set the multi-dimensional positions of a step.
+
+    Generated tokens have one position each, so such steps stay recorded: only their positions are
+    shifted. Positions beyond the rotary table need the step's own angles.
+    """
+    decodes = all(segment.start >= segment.row.new.prompt_len for segment in segments)
+    shifts = [0 if s.row.rope is None else s.row.rope.shift for s in segments]
+    if decodes and max(shifts) <= 0:
+        shift = torch.zeros(len(batch.positions), dtype=torch.int64)
+        for segment, by in zip(segments, shifts, strict=True):
+            shift[segment.token : segment.token + segment.count] = by
+        batch.positions = batch.positions + shift.to(batch.positions.device, non_blocking=True)
+        return
+    axes = max(len(s.row.rope.positions) for s in segments if s.row.rope is not None)
+    positions = batch.positions.expand(axes, -1).clone()
+    for segment, by in zip(segments, shifts, strict=True):
+        rope = segment.row.rope
+        if rope is None:
+            continue
+        known = rope.positions.shape[1]
+        inside = max(0, min(segment.count, known - segment.start))
+        at = segment.token
+        prompt = rope.positions[:, segment.start : segment.start + inside]
+        positions[:, at : at + inside] = prompt.to(positions.device)
+        positions[:, at + inside : at + segment.count] += by
+    batch.rope_positions = positions

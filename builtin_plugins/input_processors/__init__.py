@@ -1,0 +1,1 @@
+"""Input processors: turn images of a request into tensors and placeholder tokens."""

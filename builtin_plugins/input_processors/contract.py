@@ -1,0 +1,54 @@
+"""What an input processor is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.api.serving import RenderedText
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedItem:
+    """One item of a prompt, ready for the tower."""
+
+    modality: str
+    text: str
+    """Text that replaces the item's placeholder."""
+    num_tokens: int
+    """Number of placeholder tokens in that text: the rows that the tower returns."""
+    tensors: Mapping[str, torch.Tensor]
+    """Inputs of `Tower.encode`; empty if the item was found in the store."""
+
+
+class InputProcessor(Protocol):
+    """Turns the items of prompts into tensors. Constructed with (source, config).
+
+    Runs in a process of its own, one prompt at a time.
+    """
+
+    identity: str
+    """Everything besides an item that its tensors depend on: classes, versions and settings."""
+    placeholders: Mapping[str, str]
+    """Text that marks an item in a prompt, by modality."""
+
+    def process(self, modality: str, content: Any, kwargs: Mapping[str, Any]) -> ProcessedItem:
+        """Return one item processed; `kwargs` are the request's `mm_processor_kwargs`.
+
+        `content` is an image (`PIL.Image.Image`, RGB). Raises ValueError with the reason for one
+        that it cannot process.
+        """
+
+    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+        """Return the prompt with each item's text for its placeholder.
+
+        Placeholders are control spans of the prompt, and so are special tokens of an item's text.
+        Raises ValueError if their numbers differ.
+        """
+
+    def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:
+        """Return token ids with each item's tokens for its placeholder."""

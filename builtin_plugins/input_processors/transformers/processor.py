@@ -1,0 +1,84 @@
+"""A processor of transformers as input processor."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from builtin_plugins.input_processors.expansion import expand_ids, expand_text
+from builtin_plugins.input_processors.contract import ProcessedItem
+from builtin_plugins.input_processors.transformers.loading import load_processor
+from core.api import EngineConfig
+from core.api.models import ModelSource
+from core.api.serving import RenderedText
+
+
+class TransformersProcessor:
+    """Processes images with the image processor of a checkpoint."""
+
+    def __init__(self, source: ModelSource, config: EngineConfig) -> None:
+        self._processor = load_processor(source)
+        tokenizer = self._processor.tokenizer
+        placeholder = self._processor.image_token
+        self.placeholders: Mapping[str, str] = {"image": placeholder}
+        self._image_token_ids = {
+            token for token in self._processor.image_token_ids if token is not None
+        }
+        self._tokenizer = tokenizer
+        texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        image_processor = self._processor.image_processor
+        self._kwargs = frozenset(_keyword_names(image_processor))
+        settings = json.dumps(image_processor.to_dict(), sort_keys=True, default=repr)
+        name = f"{type(self._processor).__name__}.{type(image_processor).__name__}"
+        self.identity = f"{name} {transformers.__version__} {settings}"
+
+    def process(self, modality: str, content: Any, kwargs: Mapping[str, Any]) -> ProcessedItem:
+        """Return one image processed."""
+        unknown = sorted(set(kwargs) - self._kwargs)
+        if unknown:
+            raise ValueError(
+                f"mm_processor_kwargs: got {unknown[0]!r}; expected one of "
+                f"{', '.join(sorted(self._kwargs))}"
+            )
+        merged = self._processor._merge_kwargs(
+            tokenizer_init_kwargs=self._tokenizer.init_kwargs, **{**kwargs, "return_tensors": "pt"}
+        )
+        images, texts = self._processor._process_images([content], **merged["images_kwargs"])
+        text = texts[0]
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        count = sum(token in self._image_token_ids for token in ids)
+        tensors = {
+            name: value.contiguous()
+            for name, value in images.items()
+            if isinstance(value, torch.Tensor)
+        }
+        return ProcessedItem(modality, text, count, tensors)
+
+    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+        """Return the prompt with each item's text for its placeholder."""
+        return expand_text(prompt, items, self.placeholders, self._special)
+
+    def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:
+        """Return token ids with each item's tokens for its placeholder."""
+        encode = self._tokenizer.encode
+        pairs = [(item, encode(item.text, add_special_tokens=False)) for item in items]
+        ids = {
+            modality: self._tokenizer.convert_tokens_to_ids(text)
+            for modality, text in self.placeholders.items()
+        }
+        return expand_ids(token_ids, pairs, ids)
+
+
+def _keyword_names(image_processor: Any) -> set[str]:
+    """Return the settings of an image processor that a call may override."""
+    stated = getattr(image_processor, "valid_kwargs", None)
+    if stated is not None:
+        return set(stated.__annotations__)
+    return set(inspect.signature(image_processor.preprocess).parameters) - {"images"}

@@ -1,0 +1,1 @@
+"""Models that read images: one of our decoders with a tower of transformers."""

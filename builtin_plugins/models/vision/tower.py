@@ -1,0 +1,136 @@
+"""The tower of a transformers model: everything but its language model, loaded by transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from builtin_plugins.models.generic.loading import fill, without_memory
+from core.api.models import BuildContext
+from core.model_spec.tower import EncodedItem, RopePositions, TowerFacts
+
+TOKEN_TYPES: Final = {"image": 1, "video": 2}
+"""transformers' numbers of placeholder tokens, by modality."""
+SMALLEST_TEXT: Final = {
+    "num_hidden_layers": 0,
+    "layer_types": [],
+    "vocab_size": 8,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+"""Fields of a text config without layers, whose weights belong to the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersTowerSpec:
+    """The tower of a model class of transformers."""
+
+    config: Any
+    model_class: Any
+    facts: TowerFacts
+
+    def build(self, context: BuildContext) -> TransformersTower:
+        """Return the tower; `load_weights` constructs its modules."""
+        return TransformersTower(self, context)
+
+
+class TransformersTower(nn.Module):
+    """A transformers model without its language model."""
+
+    def __init__(self, spec: TransformersTowerSpec, context: BuildContext) -> None:
+        super().__init__()
+        self.facts = spec.facts
+        self._spec = spec
+        self._context = context
+        self._small = _without_text(spec.config)
+        self.base: Any = None
+        if context.device == "meta":
+            self._set_base(without_memory(spec.model_class, self._small, context.dtype))
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name and shape of its tensors, as transformers stores them."""
+        model = without_memory(self._spec.model_class, self._small, torch.float32)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        return {name: shape for name, shape in shapes.items() if not _is_text(name)}
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Construct and load the modules."""
+        spec = self._spec
+        dtype = self._context.dtype
+        model = fill(spec.model_class, self._small, tensors.items(), dtype, _is_text)
+        self._set_base(model.to(self._context.device).eval().requires_grad_(requires_grad=False))
+
+    def _set_base(self, model: Any) -> None:
+        self.base = model.model
+        self.base.language_model = nn.Module()  # the decoder has the text's weights
+        self.base.config = self._spec.config
+        self._features = {"image": self.base.get_image_features}
+        self._reads = {
+            modality: _parameters(function) for modality, function in self._features.items()
+        }
+
+    def encode(self, modality: str, inputs: Mapping[str, torch.Tensor]) -> EncodedItem:
+        """Return one item encoded."""
+        reads = self._reads[modality]
+        dtype = self._context.dtype
+        given = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in inputs.items()
+            if name in reads
+        }
+        out = self._features[modality](**given, return_dict=True)
+        deepstack = getattr(out, "deepstack_features", None) or ()
+        return EncodedItem(_rows(out.pooler_output), tuple(map(_rows, deepstack)))
+
+    def rope_positions(
+        self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
+    ) -> RopePositions | None:
+        """Return the positions that transformers gives a prompt with items, if it has M-RoPE."""
+        indexer = getattr(self.base, "get_rope_index", None)
+        if indexer is None or not items:
+            return None
+        tokens = torch.tensor([list(token_ids)])
+        types = torch.zeros_like(tokens)
+        for modality, token in self.facts.placeholders.items():
+            types[tokens == token] = TOKEN_TYPES[modality]
+        merged: dict[str, list[torch.Tensor]] = {}
+        for _, inputs in items:
+            for name, tensor in inputs.items():
+                merged.setdefault(name, []).append(tensor.cpu())
+        known = _parameters(indexer)
+        given = {name: torch.cat(parts) for name, parts in merged.items() if name in known}
+        positions, shift = indexer(tokens, mm_token_type_ids=types, **given)
+        return RopePositions(positions[:, 0], int(shift[0]))
+
+
+def _without_text(config: Any) -> Any:
+    """Return the config with a text part without layers."""
+    small = deepcopy(config)
+    text = small.get_text_config()
+    for name, value in SMALLEST_TEXT.items():
+        setattr(text, name, value)
+    return small
+
+
+def _is_text(name: str) -> bool:
+    return "language_model." in name or name.startswith("lm_head.")
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    """Return the names of a function's parameters; transformers hides some behind a decorator."""
+    names = set(inspect.signature(function).parameters)
+    return frozenset({*names, "pixel_values"} - {"kwargs"})
+
+
+def _rows(features: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return features [rows, hidden] of nested or batched ones."""
+    if not isinstance(features, torch.Tensor):
+        features = torch.cat([_rows(part) for part in features])
+    return features.reshape(-1, features.shape[-1]).clone()

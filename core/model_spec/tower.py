@@ -1,0 +1,89 @@
+"""Towers: encoders of images or audio whose outputs replace embeddings of placeholder tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.contracts.models import BuildContext
+
+MULTIMODAL: Final = "multimodal"
+"""Feature name of a tower's facts, and of the messages about a request's items."""
+
+
+class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What admission knows of a tower; a message, so plain data."""
+
+    placeholders: dict[str, int]
+    """Placeholder token in prompts, by modality."""
+    look_ahead: bool = False
+    """Whether tokens of an item see each other, so a step computes their consecutive tokens together.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedItem:
+    """The output of a tower for one item."""
+
+    embeddings: torch.Tensor
+    """[placeholder tokens, hidden]: input embeddings, already scaled."""
+    deepstack: tuple[torch.Tensor, ...] = ()
+    """[placeholder tokens, hidden] each: added after the first, second, ... layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return self.embeddings.nbytes + sum(level.nbytes for level in self.deepstack)
+
+
+@dataclass(frozen=True, slots=True)
+class RopePositions:
+    """Multi-dimensional positions of a prompt (M-RoPE)."""
+
+    positions: torch.Tensor
+    """[axes, prompt tokens] int64."""
+    shift: int
+    """Position of each generated token minus its index."""
+
+
+class Tower(Protocol):
+    """A built tower (a `torch.nn.Module`), in `Decoder.tower`.
+
+    Every rank has a whole one, on the first pipeline stage.
+    """
+
+    facts: TowerFacts
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name and shape of its checkpoint tensors."""
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load all tensors of a checkpoint that the decoder does not expect.
+
+        Raises `ModelError` naming missing, unexpected and misshapen tensors.
+        """
+
+    def encode(self, modality: str, inputs: Mapping[str, torch.Tensor]) -> EncodedItem:
+        """Return one item encoded; `inputs` are its input processor's tensors, on the device."""
+
+    def rope_positions(
+        self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
+    ) -> RopePositions | None:
+        """Return a prompt's positions for its items (modality, tensors); None: one per token."""
+
+
+class TowerSpec(Protocol):
+    """A tower as data, in `DecoderSpec.tower`."""
+
+    @property
+    def facts(self) -> TowerFacts:
+        """The facts of the tower it builds."""
+
+    def build(self, context: BuildContext) -> Tower:
+        """Return the tower, without weights."""
