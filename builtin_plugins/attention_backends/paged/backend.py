@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 import torch
 from core_kernels.attention import CACHE_FORMATS, AttentionStep
@@ -11,6 +13,7 @@ from core_kernels.library import load_library
 
 from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from builtin_plugins.attention_backends.common.quantized_kv import (
+    DTYPE_MAX,
     KV_DTYPES,
     as_bytes,
     dequantize_kv,
@@ -19,6 +22,9 @@ from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.api.models import AttentionBackend, AttentionInputs
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import KVSpec
+
+LANES: Final = 16
+"""Keys in a tile of the unit layout (`cpu/attention/attention.h`)."""
 
 
 def make_backend() -> AttentionBackend:
@@ -74,13 +80,7 @@ class PagedAttention:
         """Write keys and values, then compute attention for all tokens."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-
-            def read(slots: torch.Tensor) -> torch.Tensor:
-                blocks = slots // plan.block_size
-                # [n, kv_heads, vectors, row_size]
-                rows = as_bytes(cache)[blocks, :, :, slots % plan.block_size]
-                return dequantize_kv(params, rows.transpose(1, 2), cache, query.dtype)
-
+            read = partial(_read, params, cache, dtype=query.dtype)
             return attend_spans(params, query, plan, read, out)
         sinks = params.sinks
         dtype = query.dtype if cache.dtype in CACHE_FORMATS else cache.dtype
@@ -101,3 +101,24 @@ class PagedAttention:
             value_scale=params.value_scale,
         )
         return out.to(query.dtype)
+
+
+def _read(
+    params: AttentionParams, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return keys and values [n, vectors, kv_heads, head_size] of slots."""
+    block_size, row_size = cache.shape[3:]
+    blocks = slots // block_size
+    at = slots % block_size
+    if cache.dtype in DTYPE_MAX or block_size % LANES or row_size % LANES:
+        rows = as_bytes(cache)[blocks, :, :, at]  # [n, kv_heads, vectors, row_size]
+        return dequantize_kv(params, rows.transpose(1, 2), cache, dtype)
+    # The unit layout: keys in tiles of sixteen, values in rows of units.
+    unit = 4 // cache.dtype.itemsize
+    flat = cache.flatten(3)
+    tiles = flat[:, :, 0].unflatten(2, (block_size // LANES, row_size // unit, LANES, unit))
+    vectors = [tiles[blocks, :, at // LANES, :, at % LANES].flatten(2)]
+    if cache.shape[2] > 1:
+        units = flat[:, :, 1].unflatten(2, (block_size // unit, row_size, unit))
+        vectors.append(units[blocks, :, at // unit, :, at % unit])
+    return torch.stack(vectors, dim=1).to(dtype)

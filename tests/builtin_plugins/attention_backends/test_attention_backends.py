@@ -225,13 +225,19 @@ def test_layers_with_different_windows_share_a_plan(backend: Any) -> None:
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("block_size", "head_size"), [(4, 8), (16, 16), (32, 32)])
 @pytest.mark.parametrize("reach", [reach for reach in REACHES if "chunk" not in reach], ids=str)
 def test_tokens_of_a_span_see_ahead_inside_their_window(
-    backend: Any, reach: dict[str, Any], block_size: int
+    backend: Any, reach: dict[str, Any], block_size: int, head_size: int, dtype: torch.dtype
 ) -> None:
     sequences = PagedSequences(
-        backend, replace(PLAIN, **reach), block_size=block_size, num_sequences=3, max_len=64
+        backend,
+        replace(PLAIN, head_size=head_size, **reach),
+        block_size=block_size,
+        num_sequences=3,
+        max_len=64,
+        dtype=dtype,
     )
     assert_close(sequences.step({0: 20, 1: 1, 2: 33}, {0: (3, 12), 2: (0, 33)}))
     assert_close(sequences.step({1: 1, 0: 11}, {0: (16, 31)}))
