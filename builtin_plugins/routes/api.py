@@ -1,5 +1,6 @@
 """What plugins provide to routes, with the promises of `core.api`."""
 
+from builtin_plugins.routes.media import MediaLoader, MediaSource, media_loaders
 from builtin_plugins.routes.responses.database import Connection, Database, DatabaseUnavailable
 from builtin_plugins.routes.variants import Call, Variant, VariantSource, variant_sources
 
@@ -8,7 +9,10 @@ __all__ = [
     "Connection",
     "Database",
     "DatabaseUnavailable",
+    "MediaLoader",
+    "MediaSource",
     "Variant",
     "VariantSource",
+    "media_loaders",
     "variant_sources",
 ]

@@ -51,13 +51,13 @@ def lost_message(
 
 
 def _texts(content: str | list[dict[str, Any]]) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [content] if isinstance(content, str) else [p["text"] for p in content if "text" in p]
 
 
 def _with_probe(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content + _PROBE
-    return [{**part, "text": part["text"] + _PROBE} for part in content]
+    return [{**part, "text": part["text"] + _PROBE} if "text" in part else part for part in content]
 
 
 def _joined(contents: Sequence[str | list[dict[str, Any]]]) -> Any:

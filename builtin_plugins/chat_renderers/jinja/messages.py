@@ -10,6 +10,8 @@ from core.api import InvalidRequest
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+MEDIA_PARTS = ("image",)
+"""Types of parts that a template shows as placeholders; the engine gets their content."""
 MAX_MESSAGES = 10_000
 
 
@@ -18,6 +20,7 @@ def plain_messages(
 ) -> list[dict[str, Any]]:
     """Return copies of the messages, with contents as texts, or as lists of parts if `keep_parts`.
 
+    A part `{"type": "image"}` stays: the template writes a placeholder for it.
     Calls have objects as arguments. The role developer is system unless `has_developer`.
     Raises `InvalidRequest` with the path of the field, such as `messages[2].content[0]`.
     """
@@ -66,8 +69,27 @@ def _content(content: Any, where: str, keep_parts: bool) -> str | list[dict[str,
         raise InvalidRequest(
             where, f"must be a text or a list of parts, not {type(content).__name__}."
         )
-    texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
-    return [{"type": "text", "text": text} for text in texts] if keep_parts else "\n".join(texts)
+    if keep_parts:
+        return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return "\n".join([_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)])
+
+
+def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has parts in addition to text."""
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return any(
+        _is_media(part) for content in contents if isinstance(content, list) for part in content
+    )
+
+
+def _is_media(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in MEDIA_PARTS
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    if _is_media(part):
+        return {"type": part["type"]}
+    return {"type": "text", "text": _part_text(part, where)}
 
 
 def _part_text(part: Any, where: str) -> str:

@@ -16,7 +16,7 @@ from builtin_plugins.chat_renderers.jinja.budget import joined
 from builtin_plugins.chat_renderers.jinja.control_text import ControlTexts, TemplateMarks
 from builtin_plugins.chat_renderers.jinja.environment import chat_environment
 from builtin_plugins.chat_renderers.jinja.mending import alternatives, lost_message
-from builtin_plugins.chat_renderers.jinja.messages import plain_messages
+from builtin_plugins.chat_renderers.jinja.messages import has_media, plain_messages
 from builtin_plugins.chat_renderers.surrogates import value_without_lone_surrogates
 from core.api import ConfigError, EngineConfig, InvalidRequest
 from core.api.models import ModelSource
@@ -130,7 +130,9 @@ class JinjaRenderer:
 
         has_developer = "developer" in text
         forms = [compiled.reads_parts]
-        if self._format == "auto":
+        if has_media(messages):
+            forms = [True]
+        elif self._format == "auto":
             forms.append(not compiled.reads_parts)
         clean = value_without_lone_surrogates(messages)
 
@@ -336,6 +338,8 @@ def _mark_final(chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     if not content:
         raise InvalidRequest("continue_final_message", "the last message has no text to continue.")
     *parts, part = content
+    if "text" not in part:
+        raise InvalidRequest("continue_final_message", "the last message has no text to continue.")
     text: str = part["text"]
     return [*before, {**last, "content": [*parts, {**part, "text": text + _TAG}]}], text
 

@@ -21,23 +21,12 @@ NEVER: Final[Mapping[str, str]] = {
 """Options that vLLM itself rejects, with its feature name; scripts may match the message."""
 
 
-def _all_zero(value: Any) -> bool:
-    """Return whether a multimodal limit allows no item."""
-    counts = (
-        [v.get("count") if isinstance(v, Mapping) else v for v in value.values()]
-        if isinstance(value, Mapping)
-        else [1]
-    )
-    return all(type(count) is int and count == 0 for count in counts)
-
-
 def _any(*values: Any) -> Callable[[Any], bool]:
     """Return a predicate for these values."""
     return lambda value: value in values
 
 
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "limit_mm_per_prompt": _all_zero,
     "mm_processor_cache_gb": _any(0),
     "swap_space": _any(0),
     "api_server_count": _any(1),

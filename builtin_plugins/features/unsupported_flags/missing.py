@@ -14,13 +14,8 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Custom input and output processors": {
         "io_processor_plugin": (Text, None),
     },
-    "Images, audio and video in prompts": {
-        "allowed_local_media_path": (str, ""),
-        "allowed_media_domains": (Texts, None),
-        "limit_mm_per_prompt": (Json, {}),
+    "Audio and video in prompts, embeddings of images, and settings of image encoders": {
         "enable_mm_embeds": (bool, False),
-        "interleave_mm_strings": (bool, False),
-        "media_io_kwargs": (Json, {}),
         "mm_processor_cache_type": (Literal["lru", "shm"] | None, "lru"),
         "mm_processor_device": (str, "auto"),
         "mm_shm_cache_max_object_size_mb": (int, 128),

@@ -13,6 +13,9 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "only text is served: the language model is all that loads": {
         "language_model_only": (bool, False),
     },
+    "images and text keep the order that a message gives them": {
+        "interleave_mm_strings": (bool, False),
+    },
     "the kernel of an operation is chosen by the platform; `--attention-backend` names an "
     "attention backend, and `engine plugins explain op_impls` shows the others": {
         "moe_backend": (str, "auto"),

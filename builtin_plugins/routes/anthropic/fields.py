@@ -19,7 +19,9 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
-    """An image; not supported."""
+    """An image, as base64 or by its URL."""
+
+    source: dict[str, Any] = {}
 
 
 class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):

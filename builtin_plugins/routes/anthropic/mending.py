@@ -70,6 +70,7 @@ class _Blocks:
         self.path = path
         self._role = role
         self._left_out = left_out
+        self._takes_images = "image" in left_out.modalities
 
     def read(self, block: Object) -> Object | None:
         """Return a block as it can be read in an earlier message of the role; None if it cannot."""
@@ -80,6 +81,8 @@ class _Blocks:
                 source = block["source"]
                 is_text = source.get("type") == "text" and isinstance(source.get("data"), str)
                 return block if is_text else None
+            case "image" if self._role == "user" and self._takes_images:
+                return block
             case "tool_result" if self._role == "user" and isinstance(
                 block.get("tool_use_id"), str
             ):
@@ -110,7 +113,12 @@ class _Blocks:
 
     def _result(self, block: Object) -> Object:
         content = mend_parts(
-            block.get("content"), f"{self.path}.content", self._left_out, _read_result, says_so=True
+            block.get("content"),
+            f"{self.path}.content",
+            self._left_out,
+            _read_result,
+            keeps=("image",) if self._takes_images else (),
+            says_so=True,
         )
         return {**block, "content": content, "is_error": bool(block.get("is_error"))}
 

@@ -19,15 +19,20 @@ from builtin_plugins.routes.anthropic.fields import (
     ToolUseBlock,
 )
 from builtin_plugins.routes.common.conversation import (
+    content_of,
     decode_reasoning,
     merge_consecutive_roles,
 )
 from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.media import image_source
+from builtin_plugins.routes.media import MediaSource
 from core.api import InvalidRequest
 
 _BILLING: Final = "x-anthropic-billing-header:"
 """Start of a system block that Claude Code sends to Anthropic's servers. It is left out of the
 prompt: it differs in every request, so the prefix cache would never match."""
+IMAGE_RESULT: Final = "[image]"
+"""Text of a tool result with images only."""
 _NAMES: Final = {
     "prompt": "messages",
     "sampling_params": "model",
@@ -135,26 +140,24 @@ def _read(message: Message, where: str) -> list[dict[str, Any]]:
     if message.role == "assistant":
         return [_assistant_message(blocks, f"{where}.content")]
     found: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[str | MediaSource] = []
+    images: list[MediaSource] = []
     for i, block in enumerate(blocks):
         field = f"{where}.content[{i}]"
         if isinstance(block, ToolResultBlock) and message.role == "user":
-            found += _text_message(texts, message.role)
-            texts = []
-            found.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": block.tool_use_id,
-                    "content": _result(block, field),
-                }
-            )
+            found += _part_message(parts, message.role)
+            parts = []
+            content, own = _result(block, field)
+            images += own
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         else:
-            texts.append(_text(block, field))
-    return found + _text_message(texts, message.role)
+            parts.append(_part(block, field))
+    # Templates show tool results as text: their images follow in the user's message.
+    return found + _part_message([*images, *parts], message.role)
 
 
-def _text_message(texts: list[str], role: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": "\n".join(texts)}] if texts else []
+def _part_message(parts: Sequence[str | MediaSource], role: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content_of(parts)}] if parts else []
 
 
 def _assistant_message(blocks: Sequence[Block], where: str) -> dict[str, Any]:
@@ -179,11 +182,36 @@ def _assistant_message(blocks: Sequence[Block], where: str) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _result(block: ToolResultBlock, where: str) -> str:
+def _result(block: ToolResultBlock, where: str) -> tuple[str, list[MediaSource]]:
+    """Return the text of a tool result, and its images."""
     content = block.content or ""
+    images: list[MediaSource] = []
     if not isinstance(content, str):
-        content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    return f"Error: {content}" if block.is_error else content
+        parts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        images = [part for part in parts if isinstance(part, MediaSource)]
+        content = "\n".join(part for part in parts if isinstance(part, str)) or (
+            IMAGE_RESULT if images else ""
+        )
+    return f"Error: {content}" if block.is_error else content, images
+
+
+def _part(block: Block, where: str) -> str | MediaSource:
+    """Return a block as its text, or the source of its image."""
+    return _image(block, where) if isinstance(block, ImageBlock) else _text(block, where)
+
+
+def _image(block: ImageBlock, where: str) -> MediaSource:
+    field = f"{where}.source"
+    source = block.source
+    match source.get("type"):
+        case "base64" if isinstance(source.get("data"), str):
+            return MediaSource("image", field, base64=source["data"])
+        case "url":
+            return image_source(source.get("url"), f"{field}.url")
+    raise InvalidRequest(
+        field,
+        f"got type {source.get('type')!r:.80}; expected 'base64' with data, or 'url'. Change it.",
+    )
 
 
 def _text(block: Block, where: str) -> str:
@@ -195,5 +223,9 @@ def _text(block: Block, where: str) -> str:
         ):
             return "\n".join(filter(None, (block.title, block.source["data"])))
         case ImageBlock() | DocumentBlock():
-            raise InvalidRequest(where, "cannot be read by this model; it takes text.")
+            raise InvalidRequest(
+                where,
+                f"got a part of type {'image' if isinstance(block, ImageBlock) else 'document'!r}; "
+                "expected text here. Send it as text.",
+            )
     raise InvalidRequest(where, "is not allowed in this message; it takes text and tool results.")

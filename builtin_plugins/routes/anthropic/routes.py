@@ -25,6 +25,7 @@ from builtin_plugins.routes.anthropic.reading import (
 from builtin_plugins.routes.anthropic.writing import MessageWriter
 from builtin_plugins.routes.common.body import client_name
 from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.message_endpoint import MessageEndpoint
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
@@ -146,7 +147,13 @@ class CountTokens:
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
-        parsed = await OTHERS.read(request, CountFields, self._engine.fields, strict=self._strict)
+        parsed = await OTHERS.read(
+            request,
+            CountFields,
+            self._engine.fields,
+            strict=self._strict,
+            modalities=served_modalities(self._engine),
+        )
         await choose_model(self._engine, parsed.fields.model)
         try:
             conversation = await asyncio.to_thread(prompt_of, parsed.fields)

@@ -24,7 +24,9 @@ class ThinkingPart(msgspec.Struct, tag_field="type", tag="thinking"):
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """An image; not supported."""
+    """An image by its URL."""
+
+    image_url: dict[str, Any] | str | None = None
 
 
 class DocumentPart(msgspec.Struct, tag_field="type", tag="document"):

@@ -15,8 +15,10 @@ from builtin_plugins.routes.cohere.fields import (
     TextPart,
     ThinkingPart,
 )
-from builtin_plugins.routes.common.conversation import merge_consecutive_roles
+from builtin_plugins.routes.common.conversation import content_of, merge_consecutive_roles
 from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.media import image_source
+from builtin_plugins.routes.media import MediaSource
 from core.api import InvalidRequest
 
 _NAMES: Final = {
@@ -106,6 +108,8 @@ def _read(message: Message, where: str) -> dict[str, Any]:
     parts: Sequence[Part] = (
         [TextPart(message.content)] if isinstance(message.content, str) else message.content or ()
     )
+    if message.role == "user":
+        return {"role": "user", "content": content_of(_user_parts(parts, f"{where}.content"))}
     thoughts = [part.thinking for part in parts if isinstance(part, ThinkingPart)]
     texts = [
         _text(part, f"{where}.content[{i}]")
@@ -142,6 +146,20 @@ def _read(message: Message, where: str) -> dict[str, Any]:
     return answer
 
 
+def _user_parts(parts: Sequence[Part], where: str) -> list[str | MediaSource]:
+    """Return the texts and images of a user's message."""
+    found: list[str | MediaSource] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, ImagePart):
+            given = part.image_url
+            url = given.get("url") if isinstance(given, Mapping) else given
+            detail = given.get("detail") if isinstance(given, Mapping) else None
+            found.append(image_source(url, f"{where}[{i}].image_url", detail=detail))
+        elif not isinstance(part, ThinkingPart):
+            found.append(_text(part, f"{where}[{i}]"))
+    return found
+
+
 def _arguments(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
@@ -159,7 +177,7 @@ def _text(part: Part, where: str) -> str:
         case DocumentPart(document):
             return json.dumps(document.get("data", document), ensure_ascii=False)
         case ImagePart():
-            raise InvalidRequest(where, "cannot be read by this model; it takes text.")
+            raise InvalidRequest(where, "got an image; expected text here. Send it as the user.")
     raise InvalidRequest(where, "is not allowed in this message; it takes text.")
 
 

@@ -83,16 +83,20 @@ async def read_request(
     strict: bool = False,
     num_tokens: int = 0,
     mend: Mend | None = None,
+    modalities: Collection[str] = (),
 ) -> ParsedBody[T]:
     """Return the JSON body, converted to `struct`. Raises `InvalidRequest`.
 
     `others` are known fields that the struct lacks. `num_tokens` is the largest number of token ids
-    the body may hold. `mend` mends the history in the body.
+    the body may hold. `mend` mends the history in the body; media of `modalities` stay in it.
     """
     body = await read_body(request)
 
     def read() -> ParsedBody[T]:
-        return parse_body(decode_json(body), struct, others, strict=strict, mend=mend)
+        left_out = LeftOut(modalities)
+        return parse_body(
+            decode_json(body), struct, others, strict=strict, mend=mend, left_out=left_out
+        )
 
     if len(body) <= LARGE_BYTES:
         return read()
@@ -163,11 +167,12 @@ def parse_body(
     *,
     strict: bool = False,
     mend: Mend | None = None,
+    left_out: LeftOut | None = None,
 ) -> ParsedBody[T]:
     """Split a JSON object into the struct's fields, other known fields and unknown fields."""
     if not isinstance(value, dict):
         raise InvalidRequest("body", f"must be a JSON object, not {_json_type(value)}.")
-    left_out = LeftOut()
+    left_out = left_out or LeftOut()
     if mend is not None:
         mend(value, left_out)
         if strict and left_out.paths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,10 @@ class Conversation:
     """A request for the next message, in the form that chat templates read."""
 
     messages: list[dict[str, Any]]
-    """Messages with `role`, `content`, `tool_calls`, `tool_call_id` and `reasoning_content`."""
+    """Messages with `role`, `content`, `tool_calls`, `tool_call_id` and `reasoning_content`.
+
+    A content is a text, or a list of parts with media: OpenAI's, or a `MediaSource`.
+    """
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Tools as `{"type": "function", "function": {"name", "description", "parameters"}}`."""
     tool_choice: Any = None
@@ -53,6 +56,8 @@ class Conversation:
     priority: int = 0
     cache_salt: str = ""
     client: str = ""
+    reserve: Callable[[int], None] = lambda num_bytes: None
+    """Counts bytes of media that are fetched for it; raises if there are too many."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `generate` that features read."""
 
@@ -106,14 +111,37 @@ def merge_consecutive_roles(messages: Iterable[dict[str, Any]]) -> list[dict[str
 def _merged(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(messages) == 1:
         return messages[0]
-    texts = {
-        name: "\n".join(m[name] for m in messages if m.get(name))
-        for name in ("content", "reasoning_content")
+    texts: dict[str, Any] = {
+        "content": join_contents([m["content"] for m in messages if m.get("content")])
     }
-    if not texts["reasoning_content"]:
-        del texts["reasoning_content"]
+    thoughts = "\n".join(m["reasoning_content"] for m in messages if m.get("reasoning_content"))
+    if thoughts:
+        texts["reasoning_content"] = thoughts
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     return {"role": messages[0]["role"], **texts, **({"tool_calls": calls} if calls else {})}
+
+
+def join_contents(contents: Sequence[str | list[Any]]) -> str | list[Any]:
+    """Return contents as one: texts joined by line breaks, or with media a list of parts."""
+    if all(isinstance(content, str) for content in contents):
+        return "\n".join(content for content in contents if isinstance(content, str))
+    return [
+        part
+        for content in contents
+        for part in ([text_part(content)] if isinstance(content, str) else content)
+    ]
+
+
+def content_of(parts: Sequence[Any]) -> str | list[Any]:
+    """Return texts and media as a content: a text, or with media a list of parts."""
+    if all(isinstance(part, str) for part in parts):
+        return "\n".join(parts)
+    return [text_part(part) if isinstance(part, str) else part for part in parts]
+
+
+def text_part(text: str) -> dict[str, str]:
+    """Return a text as a part of a content."""
+    return {"type": "text", "text": text}
 
 
 def encode_reasoning(reasoning: str) -> str:

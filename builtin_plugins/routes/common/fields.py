@@ -87,14 +87,22 @@ class OtherFields:
     """Mends the history in a body."""
 
     async def read(
-        self, request: Request, struct: type[T], names: KnownNames, *, strict: bool
+        self,
+        request: Request,
+        struct: type[T],
+        names: KnownNames,
+        *,
+        strict: bool,
+        modalities: Collection[str] = (),
     ) -> ParsedBody[T]:
         """Return the parsed body of a request. Raises `InvalidRequest`.
 
-        `names` are the fields that features read.
+        `names` are the fields that features read; media of `modalities` stay in the history.
         """
         others = {*SINGLE_ANSWER_FIELDS, *self.without_effect, *self.unserved, *names.read}
-        parsed = await read_request(request, struct, others, strict=strict, mend=self.mend)
+        parsed = await read_request(
+            request, struct, others, strict=strict, mend=self.mend, modalities=modalities
+        )
         for name, reason in self.unserved.items():
             if parsed.others.get(name):
                 raise InvalidRequest(name, f"{reason}.")

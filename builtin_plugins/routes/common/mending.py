@@ -19,8 +19,10 @@ TEXT_PARTS: Final = ("text", "input_text", "output_text", "summary_text", "reaso
 class LeftOut:
     """Paths of what is left out of a body, such as `messages.2.content.0`."""
 
-    def __init__(self) -> None:
+    def __init__(self, modalities: Collection[str] = ()) -> None:
+        """Media of `modalities` are not left out."""
         self.paths: list[str] = []
+        self.modalities = frozenset(modalities)
 
     def note(self, path: str) -> None:
         """Note one path."""
@@ -50,12 +52,13 @@ def mend_parts(
     reads: Callable[[Object], Object | None],
     *,
     text_type: str = "text",
+    keeps: Collection[str] = (),
     says_so: bool = False,
 ) -> Any:
     """Return the content of an earlier message with readable parts only.
 
-    `reads` returns a part as it can be read, or None. `says_so`: a text stands in for what is left
-    out, because the model waits for it.
+    `reads` returns a part as it can be read, or None. Parts of the types `keeps` stay.
+    `says_so`: a text stands in for what is left out, because the model waits for it.
     """
     if content is None or isinstance(content, str):
         return content
@@ -65,7 +68,8 @@ def mend_parts(
         if not isinstance(part, dict):
             found.append({"type": text_type, "text": as_text(part)})
             continue
-        read = reads(without_nulls(part))
+        plain = without_nulls(part)
+        read = plain if plain.get("type") in keeps else reads(plain)
         if read is not None:
             found.append(read)
             continue

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from starlette.requests import Request
 
 from builtin_plugins.output_parsers.api import TextPiece
-from builtin_plugins.routes.common.body import ParsedBody, client_name
+from builtin_plugins.routes.common.body import ParsedBody, client_name, reserve_bytes
 from builtin_plugins.routes.common.conversation import Conversation, Event
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import (
@@ -25,6 +25,7 @@ from builtin_plugins.routes.common.fields import (
     feature_fields,
     sampling_fields,
 )
+from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.pipeline import AnswerEncoder, ChatPipeline, PreparedChat
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import ModelChoice, choose_model, respond
@@ -134,13 +135,17 @@ class MessageEndpoint(Generic[F]):
         """Answer one request."""
         protocol = self._protocol
         parsed = await protocol.others.read(
-            request, protocol.body, self._engine.fields, strict=self._strict
+            request,
+            protocol.body,
+            self._engine.fields,
+            strict=self._strict,
+            modalities=served_modalities(self._engine),
         )
         model = await choose_model(self._engine, parsed.fields.model)
         try:
             return await respond(
                 request,
-                partial(self._job, parsed, model, client_name(request)),
+                partial(self._job, parsed, model, request),
                 stream=protocol.streams(parsed.fields),
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
@@ -149,7 +154,7 @@ class MessageEndpoint(Generic[F]):
         except InvalidRequest as error:
             raise protocol.refusal(error, parsed.fields) from None
 
-    async def _job(self, parsed: ParsedBody[F], model: ModelChoice, client: str) -> _Job:
+    async def _job(self, parsed: ParsedBody[F], model: ModelChoice, request: Request) -> _Job:
         fields = parsed.fields
         others = parsed.others
         conversation = await asyncio.to_thread(self._protocol.conversation, fields)
@@ -158,7 +163,8 @@ class MessageEndpoint(Generic[F]):
         conversation.plugin_args = fields.vllm_xargs
         conversation.priority = fields.priority
         conversation.cache_salt = fields.cache_salt
-        conversation.client = client
+        conversation.client = client_name(request)
+        conversation.reserve = reserve_bytes(request)
         fields.messages = []  # they may be large, and the answer may take long
         writer = self._protocol.writer(fields, model.name)
         chat = await self._pipeline.prepare(conversation)

@@ -25,6 +25,7 @@ from builtin_plugins.routes.common.conversation import (
     Event,
     TokenLogprobs,
 )
+from builtin_plugins.routes.common.media import load_media, media_prompt, read_media
 from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
 from builtin_plugins.routes.common.requests import raise_on_error
 from builtin_plugins.routes.common.sampling import sampling_params
@@ -41,7 +42,11 @@ class PreparedChat:
     sampling: SamplingParams
     """Parameters as the client sent them."""
     ids: list[int]
-    """Token ids of the prompt."""
+    """Token ids of the prompt; with media, one placeholder each."""
+    text: str
+    """The rendered text of the prompt."""
+    media: dict[str, Any]
+    """The request's `multi_modal_data`; emptied when the engine gets it, since it may be large."""
     options: Mapping[str, Any]
     """Keyword arguments of the engine request."""
     formats: AnswerFormats | None
@@ -88,7 +93,16 @@ class ChatPipeline:
         unenforced = await _enforce_tools(conversation)
         thinking = await self._choose_thinking(conversation)
         sampling = self._sampling(conversation)
+        media = read_media(self._engine, conversation.messages)
+        conversation.messages = media.messages
+        if media.sources and conversation.beams is not None:
+            raise InvalidRequest(
+                "use_beam_search", "got true with images; expected false. Remove it."
+            )
         text, ids = await self._render(conversation, keep=sampling.truncate_prompt_tokens)
+        data = await load_media(
+            self._engine, media.sources, client=conversation.client, reserve=conversation.reserve
+        )
         options = {
             "priority": conversation.priority,
             "cache_salt": conversation.cache_salt,
@@ -98,17 +112,26 @@ class ChatPipeline:
         return PreparedChat(
             sampling,
             ids,
+            text if data else "",
+            data,
             options,
             self._formats.answer_formats(conversation, text, sampling, thinking.parser_kwargs),
             None if conversation.parallel_tool_calls else 1,
             conversation.beams,
-            (*thinking.ignored, *unenforced),
+            (*thinking.ignored, *unenforced, *media.ignored),
             CallCheck(conversation.tools) if unenforced and not conversation.stream else None,
         )
 
     async def count(self, conversation: Conversation) -> int:
         """Return the number of prompt tokens of a conversation."""
         await self._choose_thinking(conversation)
+        media = read_media(self._engine, conversation.messages)
+        if media.sources:
+            raise InvalidRequest(
+                media.sources[0].field,
+                "got an image; expected text, since tokens of images are counted when an answer "
+                "is made (`usage`). Remove it.",
+            )
         _, ids = await self._render(conversation)
         return len(ids)
 
@@ -121,8 +144,9 @@ class ChatPipeline:
             options = {**options, **chat.formats.engine_keywords(sampling)}
             sampling = chat.formats.engine_params(sampling, room)
         outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
-            {"prompt_token_ids": chat.ids}, sampling, run_id, **options
+            media_prompt(chat.ids, chat.text, dict(chat.media)), sampling, run_id, **options
         )
+        chat.media.clear()
         return raise_on_error(outputs)
 
     async def reasoning_tokens(
@@ -201,6 +225,7 @@ class AnswerStream:
         self._chat = chat
         self._parser = chat.choice_parser()
         self._is_started = False
+        self._num_prompt_tokens = len(chat.ids)
         self._cached = 0
         self._last: CompletionOutput | None = None
 
@@ -209,8 +234,9 @@ class AnswerStream:
         events: list[Event] = []
         if not self._is_started:
             self._is_started = True
+            self._num_prompt_tokens = len(output.prompt_token_ids or self._chat.ids)
             self._cached = output.num_cached_tokens or 0
-            events.append(AnswerStarted(len(self._chat.ids), self._cached))
+            events.append(AnswerStarted(self._num_prompt_tokens, self._cached))
         for completion in output.outputs:
             events += self.delta(completion)
             if completion.finish_reason is not None:
@@ -235,11 +261,11 @@ class AnswerStream:
         reasoning_tokens = 0
         if reasoning:
             reasoning_tokens = len(await self._engine.tokenize(reasoning, False))
-        is_full = len(chat.ids) + generated >= self._engine.max_model_len
+        is_full = self._num_prompt_tokens + generated >= self._engine.max_model_len
         return AnswerFinished(
             reason=self._parser.finish_reason(last) or "stop",
             stop=last.stop_reason if isinstance(last.stop_reason, str) else None,
-            prompt_tokens=len(chat.ids),
+            prompt_tokens=self._num_prompt_tokens,
             cached_tokens=self._cached,
             generated_tokens=generated,
             reasoning_tokens=reasoning_tokens,

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from builtin_plugins.routes.common.media import load_media, media_prompt, read_media
 from builtin_plugins.routes.common.requests import now
 from builtin_plugins.routes.embeddings import encoding
 from builtin_plugins.routes.embeddings.fields import (
@@ -125,7 +126,8 @@ class Embeddings:
                     await asyncio.sleep(0)
         return found
 
-    async def _rendered(self, job: Job[Any]) -> list[int]:
+    async def _rendered(self, job: Job[Any]) -> Any:
+        """Return the prompt of a conversation: token ids, or with images a dict."""
         fields: InputFields = job.fields
         if not fields.messages:
             raise InvalidRequest("messages", "is empty; at least one message is needed.")
@@ -135,8 +137,9 @@ class Embeddings:
                 "is not taken from requests; --trust-request-chat-template allows it.",
             )
         engine = self._pools.engine
+        media = read_media(engine, fields.messages)
         text, ids = await engine.render_chat(
-            fields.messages,
+            media.messages,
             client=job.client,
             chat_template=fields.chat_template,
             add_generation_prompt=fields.add_generation_prompt,
@@ -145,7 +148,10 @@ class Embeddings:
         )
         if fields.add_special_tokens:
             ids = await engine.tokenize(text, True, client=job.client)
-        return list(ids)
+        if not media.sources:
+            return list(ids)
+        data = await load_media(engine, media.sources, client=job.client)
+        return media_prompt(list(ids), text, data)
 
 
 def _as_bytes(

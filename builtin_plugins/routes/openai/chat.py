@@ -18,11 +18,17 @@ from builtin_plugins.output_parsers.api import (
     ReasoningPiece,
     TextPiece,
 )
-from builtin_plugins.routes.common.body import client_name, owner_name, read_request
+from builtin_plugins.routes.common.body import (
+    client_name,
+    owner_name,
+    read_request,
+    reserve_bytes,
+)
 from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.event_runs import EventRun, EventRuns, event_number
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.pipeline import ChatPipeline, ChoiceParser, PreparedChat
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import (
@@ -89,6 +95,7 @@ class ChatCompletions:
             _OTHERS | self._engine.fields.read,
             strict=self._options.strict_fields,
             mend=mend_messages,
+            modalities=served_modalities(self._engine),
         )
         fields = parsed.fields
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
@@ -102,7 +109,7 @@ class ChatCompletions:
         try:
             return await respond(
                 request,
-                partial(self._job, head, model, fields, parsed.others, client_name(request)),
+                partial(self._job, head, model, fields, parsed.others, request),
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
@@ -150,7 +157,7 @@ class ChatCompletions:
         model: ModelChoice,
         fields: ChatFields,
         others: dict[str, Any],
-        client: str,
+        request: Request,
     ) -> _Job:
         keywords = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
@@ -162,7 +169,10 @@ class ChatCompletions:
                 "chat_template",
                 "is not taken from requests; --trust-request-chat-template allows it.",
             )
-        chat = await self._pipeline.prepare(self._conversation(fields, others, client, keywords))
+        conversation = self._conversation(fields, others, keywords)
+        conversation.client = client_name(request)
+        conversation.reserve = reserve_bytes(request)
+        chat = await self._pipeline.prepare(conversation)
         is_new = fields.add_generation_prompt is not False and not fields.continue_final_message
         last_message = fields.messages[-1]
         same_role = last_message.get("role") == self._options.response_role
@@ -179,7 +189,7 @@ class ChatCompletions:
         )
 
     def _conversation(
-        self, fields: ChatFields, others: dict[str, Any], client: str, keywords: Mapping[str, Any]
+        self, fields: ChatFields, others: dict[str, Any], keywords: Mapping[str, Any]
     ) -> Conversation:
         """Return the conversation of a request, in the form that all protocols share."""
         kwargs = dict(fields.chat_template_kwargs)
@@ -204,7 +214,6 @@ class ChatCompletions:
             stream=fields.stream,
             priority=fields.priority,
             cache_salt=fields.cache_salt,
-            client=client,
             keywords=keywords,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builtin_plugins.routes.common.media import IMAGE_PARTS
 from builtin_plugins.routes.common.mending import (
     TEXT_PARTS,
     LeftOut,
@@ -41,7 +42,12 @@ def _mended(message: Object, path: str, left_out: LeftOut, *, is_last: bool) -> 
     if is_result or not is_last:
         content = found.get("content")
         found["content"] = mend_parts(
-            content, f"{path}.content", left_out, _read_part, says_so=is_result
+            content,
+            f"{path}.content",
+            left_out,
+            _read_part,
+            keeps=IMAGE_PARTS if "image" in left_out.modalities else (),
+            says_so=is_result,
         )
     if "tool_calls" in found:
         calls = _calls(found.pop("tool_calls"), f"{path}.tool_calls", left_out)

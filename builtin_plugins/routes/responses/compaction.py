@@ -11,6 +11,7 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import ParsedBody
 from builtin_plugins.routes.common.conversation import encode_reasoning
 from builtin_plugins.routes.common.fields import EngineFields, ShortString
+from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.responses.fields import OTHERS, Item, ResponsesFields
 from builtin_plugins.routes.responses.reading import new_id
 from builtin_plugins.routes.responses.responses import Responses
@@ -48,7 +49,13 @@ class Compaction:
 
     async def create(self, request: Request) -> Response:
         """Return the user's messages of the input, and the summary of the whole conversation."""
-        parsed = await OTHERS.read(request, CompactFields, self._engine.fields, strict=self._strict)
+        parsed = await OTHERS.read(
+            request,
+            CompactFields,
+            self._engine.fields,
+            strict=self._strict,
+            modalities=served_modalities(self._engine),
+        )
         fields = parsed.fields
         items = fields.input
         if isinstance(items, str):

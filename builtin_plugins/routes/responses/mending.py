@@ -58,7 +58,9 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
         if found.get("role") not in _ROLES:
             return None
         content = found.get("content")
-        found["content"] = mend_parts(content, f"{path}.content", left_out, _read_part)
+        found["content"] = mend_parts(
+            content, f"{path}.content", left_out, _read_part, keeps=_images(left_out)
+        )
         return found
     if kind == "reasoning":
         for name in ("content", "summary"):
@@ -71,7 +73,14 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
         output = found.get("output")
         if isinstance(output, dict | int | float):
             output = as_text(output)
-        found["output"] = mend_parts(output, f"{path}.output", left_out, _read_part, says_so=True)
+        found["output"] = mend_parts(
+            output,
+            f"{path}.output",
+            left_out,
+            _read_part,
+            keeps=_images(left_out),
+            says_so=True,
+        )
         return found
     if kind in _CALLS and found.get("name"):
         call_id = found.get("call_id")
@@ -85,6 +94,11 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
             )
         return found
     return found if kind in ("item_reference", "compaction") else None
+
+
+def _images(left_out: LeftOut) -> tuple[str, ...]:
+    """Return the types of image parts that the model reads."""
+    return ("input_image",) if "image" in left_out.modalities else ()
 
 
 def _is_object(arguments: Any) -> bool:

@@ -9,15 +9,22 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.routes.common.conversation import (
+    content_of,
     decode_reasoning,
     merge_consecutive_roles,
 )
 from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.media import image_source
+from builtin_plugins.routes.media import MediaSource
 from builtin_plugins.routes.responses.fields import InputFields, Item, Part
 from builtin_plugins.routes.responses.tools import model_tool_name
 from core.api import InvalidRequest
 
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_IMAGE: Final = "input_image"
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
+IMAGE_RESULT: Final = "[image]"
+"""Text of a tool result with images only."""
 _PREFIXES: Final = {
     "message": "msg",
     "function_call": "fc",
@@ -86,18 +93,33 @@ def _with_placeholders(item: Item, text: str) -> Item:
     if not isinstance(item.content, list):
         return item
     parts = [
-        Part(type="input_text", text=text) if part.type == "input_image" else part
-        for part in item.content
+        Part(type="input_text", text=text) if part.type == _IMAGE else part for part in item.content
     ]
     return msgspec.structs.replace(item, content=parts)
 
 
 def messages_of(
-    instructions: str | None, items: Iterable[Mapping[str, Any]]
+    instructions: str | None, items: Iterable[Mapping[str, Any]], num_stored: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the messages for instructions and items."""
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    return merge_consecutive_roles([*system, *map(_message, items)])
+    """Return the messages for instructions and items, of which the first `num_stored` are stored.
+
+    Templates show tool results as text: their images follow in a message of the user.
+    """
+    found: list[dict[str, Any]] = []
+    if instructions:
+        found.append({"role": "system", "content": instructions})
+    images: list[MediaSource] = []
+    for i, item in enumerate(items):
+        field = f"input[{i - num_stored}]" if i >= num_stored else "previous_response_id"
+        message, own = _message(item, field)
+        if images and message["role"] != "tool":
+            found.append({"role": "user", "content": images})
+            images = []
+        found.append(message)
+        images += own
+    if images:
+        found.append({"role": "user", "content": images})
+    return merge_consecutive_roles(found)
 
 
 def response_format(fields: InputFields) -> dict[str, Any]:
@@ -147,11 +169,10 @@ def _item(item: Item, where: str) -> dict[str, Any]:
             if item.role is None:
                 raise InvalidRequest(f"{where}.role", "is missing.")
             kind_of_text = "output_text" if item.role == "assistant" else "input_text"
-            texts = _texts(item.content, f"{where}.content")
             return {
                 **found,
                 "role": item.role,
-                "content": [{"type": kind_of_text, "text": text} for text in texts],
+                "content": _parts(item.content, f"{where}.content", kind_of_text),
             }
         case "reasoning":
             del found["status"]
@@ -171,7 +192,9 @@ def _item(item: Item, where: str) -> dict[str, Any]:
             del found["status"]
             return {**found, "encrypted_content": item.encrypted_content or ""}
         case "function_call_output" | "custom_tool_call_output":
-            output = "\n".join(_texts(item.output, f"{where}.output"))
+            parts = _parts(item.output, f"{where}.output", "input_text")
+            has_images = any(part["type"] == _IMAGE for part in parts)
+            output = parts if has_images else "\n".join(part["text"] for part in parts)
             return {**found, "call_id": _needed(item.call_id, f"{where}.call_id"), "output": output}
     call = {
         "call_id": _needed(item.call_id, f"{where}.call_id"),
@@ -184,21 +207,45 @@ def _item(item: Item, where: str) -> dict[str, Any]:
     return {**found, **call, "arguments": _arguments(item.arguments, f"{where}.arguments")}
 
 
+def _parts(
+    content: str | Sequence[Part] | None, where: str, kind_of_text: str
+) -> list[dict[str, Any]]:
+    """Return the parts of a content: texts as `kind_of_text`, and images."""
+    if content is None or isinstance(content, str):
+        return [{"type": kind_of_text, "text": content}] if content else []
+    return [
+        _image_part(part, f"{where}[{i}]")
+        if part.type == _IMAGE
+        else {"type": kind_of_text, "text": _part_text(part, f"{where}[{i}]")}
+        for i, part in enumerate(content)
+    ]
+
+
+def _image_part(part: Part, where: str) -> dict[str, Any]:
+    if part.file_id is not None:
+        raise InvalidRequest(
+            f"{where}.file_id",
+            "got a file's id; expected image_url, since no files are stored. Send a data: URL.",
+        )
+    image_source(part.image_url, f"{where}.image_url", detail=part.detail)
+    return {"type": _IMAGE, "image_url": part.image_url, "detail": part.detail or "auto"}
+
+
 def _texts(content: str | Sequence[Part] | None, where: str) -> list[str]:
     if content is None or isinstance(content, str):
         return [content] if content else []
-    texts = []
-    for i, part in enumerate(content):
-        if part.type not in (*_TEXTS, "refusal"):
-            raise InvalidRequest(
-                f"{where}[{i}].type",
-                f"parts of type {part.type[:80]!r} cannot be read by this model; it takes text.",
-            )
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise InvalidRequest(f"{where}[{i}].text", "is missing.")
-        texts.append(text)
-    return texts
+    return [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part_text(part: Part, where: str) -> str:
+    if part.type not in (*_TEXTS, "refusal"):
+        raise InvalidRequest(
+            f"{where}.type", f"got {part.type[:80]!r}; expected a part with text. Send it as text."
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise InvalidRequest(f"{where}.text", "is missing.")
+    return text
 
 
 def _arguments(arguments: Any, where: str) -> str:
@@ -217,13 +264,28 @@ def _needed(value: str | None, where: str) -> str:
     return value
 
 
-def _message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message for an item."""
+def _message(item: Mapping[str, Any], field: str) -> tuple[dict[str, Any], list[MediaSource]]:
+    """Return the message for an item, and the images of a tool result."""
+    if item["type"] in _OUTPUTS:
+        parts = item["output"]
+        if isinstance(parts, str):
+            parts = [{"type": "input_text", "text": parts}]
+        read = _read_parts(parts, f"{field}.output")
+        images = [part for part in read if isinstance(part, MediaSource)]
+        text = "\n".join(part for part in read if isinstance(part, str))
+        content = text or (IMAGE_RESULT if images else "")
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}, images
+    return _own_message(item, field), []
+
+
+def _own_message(item: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return the message for an item that is no result of a tool."""
     match item["type"]:
         case "message":
             # Few templates know the developer role; all know the system role.
             role = "system" if item["role"] == "developer" else item["role"]
-            return {"role": role, "content": _joined(item["content"])}
+            parts = _read_parts(item["content"], f"{field}.content")
+            return {"role": role, "content": content_of(parts)}
         case "reasoning":
             return {
                 "role": "assistant",
@@ -233,8 +295,6 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
         case "compaction":
             summary = decode_reasoning(item["encrypted_content"])
             return {"role": "user", "content": f"{SUMMARY_INTRO}\n{summary}"}
-        case "function_call_output" | "custom_tool_call_output":
-            return {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
     name = model_tool_name(item["name"], item.get("namespace"))
     arguments: Any = (
         {"input": item["input"]} if "input" in item else msgspec.json.decode(item["arguments"])
@@ -245,6 +305,16 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
         "function": {"name": name, "arguments": arguments},
     }
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _read_parts(parts: Iterable[Mapping[str, Any]], field: str) -> list[str | MediaSource]:
+    """Return the texts and images of an item."""
+    return [
+        image_source(part["image_url"], f"{field}[{i}].image_url")
+        if part["type"] == _IMAGE
+        else part["text"]
+        for i, part in enumerate(parts)
+    ]
 
 
 def _joined(parts: Iterable[Mapping[str, str]]) -> str:

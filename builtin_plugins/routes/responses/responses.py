@@ -25,6 +25,7 @@ from builtin_plugins.routes.common.conversation import AnswerStarted, Conversati
 from builtin_plugins.routes.common.event_runs import EventRun, EventRuns
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import feature_fields, sampling_fields
+from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.pipeline import (
     AnswerEncoder,
     AnswerStream,
@@ -122,7 +123,11 @@ class Responses:
         `session` holds the response that it may continue, in addition to the stored ones.
         """
         parsed = await OTHERS.read(
-            request, ResponsesFields, self._engine.fields, strict=self._strict
+            request,
+            ResponsesFields,
+            self._engine.fields,
+            strict=self._strict,
+            modalities=served_modalities(self._engine),
         )
         fields = parsed.fields
         model = await choose_model(self._engine, fields.model)
@@ -158,7 +163,13 @@ class Responses:
 
     async def count(self, request: Request) -> Response:
         """The number of input tokens of a request."""
-        parsed = await OTHERS.read(request, InputFields, self._engine.fields, strict=self._strict)
+        parsed = await OTHERS.read(
+            request,
+            InputFields,
+            self._engine.fields,
+            strict=self._strict,
+            modalities=served_modalities(self._engine),
+        )
         fields = parsed.fields
         await choose_model(self._engine, fields.model)
         try:
@@ -284,6 +295,7 @@ class Responses:
             priority=fields.priority,
             cache_salt=fields.cache_salt,
             client=client_name(request),
+            reserve=reserve_bytes(request),
             keywords=feature_fields(others, self._engine.fields),
         )
         return conversation, items
@@ -426,7 +438,8 @@ def _read(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the items of a request, and the messages of the whole conversation."""
     items = items_of(fields.input, referenced)
-    return items, messages_of(fields.instructions, [*chain_items(chain), *items])
+    stored = chain_items(chain)
+    return items, messages_of(fields.instructions, [*stored, *items], len(stored))
 
 
 def _check(fields: ResponsesFields) -> None:

@@ -61,7 +61,11 @@ class _RecordingEngine:
         cache_salt: str = "",
         **keywords: Any,
     ) -> AsyncGenerator[RequestOutput]:
-        """Record a request; reading its outputs raises."""
+        """Record a request; reading its outputs raises. Raises `InvalidRequest` for media."""
+        if "multi_modal_data" in prompt:
+            raise InvalidRequest(
+                "messages", "got an image; expected text, since images are not rendered. Remove it."
+            )
         self.requests.append(
             {
                 "request_id": request_id,

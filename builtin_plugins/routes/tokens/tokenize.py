@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, ParsedBody, client_name, read_request
+from builtin_plugins.routes.common.media import read_media
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.common.streams import while_connected
@@ -99,8 +100,13 @@ class TokenizeRoutes:
         add_generation_prompt = fields.add_generation_prompt
         if add_generation_prompt is None:
             add_generation_prompt = not fields.continue_final_message
+        media = read_media(self._engine, fields.messages or [])
+        if media.sources:
+            raise InvalidRequest(
+                media.sources[0].field, "got an image; expected text to tokenize. Remove it."
+            )
         _, ids = await self._engine.render_chat(
-            fields.messages or [],
+            media.messages,
             client=client,
             add_special_tokens=bool(special),
             tools=fields.tools or None,

@@ -163,7 +163,7 @@ def test_documents_reach_the_template() -> None:
     ("message", "field"),
     [
         ({"role": "tool", "content": "2"}, "messages[0].tool_call_id"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].image_url"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]},
             "messages[0].tool_calls[0].function.arguments",

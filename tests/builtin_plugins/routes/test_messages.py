@@ -283,7 +283,7 @@ def test_count_tokens_matches_prompt(api):
         ({"messages": []}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].source",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

@@ -312,7 +312,7 @@ def test_allowed_tools_limit_prompt_tools(make_api):
         ({"content": [{"type": "computer_call", "id": "a"}]}, "input[0].type"),
         (
             {"content": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
         ),
         ({"content": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
         ({"content": [{"content": "a"}]}, "input[0].role"),

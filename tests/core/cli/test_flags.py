@@ -187,7 +187,6 @@ def test_flag_that_is_not_served_is_parsed_and_rejected(name: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        '--limit-mm-per-prompt {"image":0,"video":{"count":0}}',
         "--mm-processor-cache-gb 0",
         "--no-disable-hybrid-kv-cache-manager",
         "--swap-space 0",
@@ -207,8 +206,6 @@ def test_value_that_disables_a_missing_feature_is_accepted(flags: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        '--limit-mm-per-prompt {"image":1}',
-        '--limit-mm-per-prompt {"image":0,"video":2}',
         "--disable-hybrid-kv-cache-manager",
         "--swap-space 8",
         "--dcp-kv-cache-interleave-size 16",

@@ -1,0 +1,48 @@
+"""Media in requests: what routes read from bodies, and the feature that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from core.api import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Where the content of one media part comes from."""
+
+    modality: str
+    """Kind of content: `image`."""
+    field: str
+    """Path of the part in the request, for errors."""
+    url: str | None = None
+    """An http(s), data: or file: URL."""
+    base64: str | None = None
+    """The encoded file as base64 text, instead of a URL."""
+    uuid: str | None = None
+    """The client's name of the content; without URL and base64, it must be known."""
+
+
+class MediaLoader(Protocol):
+    """Loads the media of requests."""
+
+    @property
+    def modalities(self) -> Collection[str]:
+        """Modalities that the served model takes; none before the engine has started."""
+
+    async def load(
+        self, sources: Sequence[MediaSource], *, client: str, reserve: Callable[[int], None]
+    ) -> Mapping[str, Any]:
+        """Return the request's `multi_modal_data`. Raises `InvalidRequest` with a part's field.
+
+        `client` is for fair sharing; `reserve` counts the bytes that are fetched.
+        """
+
+
+def media_loaders(registry: Registry) -> list[MediaLoader]:
+    """Return this process's media loaders; a feature adds its own when the frontend starts."""
+    made: list[MediaLoader] = registry.shared("media loaders", list)
+    return made
