@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from builtin_plugins.features.multimodal.media.loader import ImageLoader
 from builtin_plugins.features.multimodal.media.settings import IMAGE
 from core.api.features import AdmissionContext
-
-FEATURE: Final = "multimodal"
-"""Feature name of the model's facts."""
+from core.model_spec.tower import MULTIMODAL
 
 
 class MediaAdmission:
@@ -20,4 +16,4 @@ class MediaAdmission:
 
     def attach(self, context: AdmissionContext) -> None:
         """Read the model's facts."""
-        self._loader.modalities = (IMAGE,) if FEATURE in context.facts else ()
+        self._loader.modalities = (IMAGE,) if MULTIMODAL in context.facts else ()

@@ -46,9 +46,9 @@ def decode_image(data: bytes, field: str, limits: MediaLimits) -> Image.Image:
             warnings.simplefilter("ignore")  # of metadata; the bounds are checked here
             image: Image.Image = Image.open(BytesIO(data), formats=[kind or ""])
             check_pixels(image.size, field, limits)
-            orientation = _orientation(image, field)
-            image.load()
+            image.load()  # before its EXIF: reading that of a PNG loads, and would hide damage
             check_pixels(image.size, field, limits)
+            orientation = _orientation(image, field)
             rgb = as_rgb(image, limits.background)
             transpose = _TRANSPOSES.get(orientation)
             return rgb if transpose is None else rgb.transpose(transpose)
