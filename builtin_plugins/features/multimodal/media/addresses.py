@@ -94,7 +94,7 @@ def is_public(address: Address) -> bool:
             return is_public(address.ipv4_mapped)
         if address in _EMBEDDED:
             return is_public(IPv4Address(int(address) & 2**32 - 1))
-        if any(address in network for network in _TUNNELS):
+        if address.is_site_local or any(address in network for network in _TUNNELS):
             return False
     return (
         address.is_global

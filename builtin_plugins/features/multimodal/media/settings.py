@@ -90,7 +90,7 @@ def _background(given: Mapping[str, Any]) -> tuple[int, int, int]:
         unknown += [f"{IMAGE}.{name}" for name in image if name != "rgba_background_color"]
     if unknown or not isinstance(image, Mapping):
         raise ConfigError(
-            f"--media-io-kwargs: got {', '.join(unknown) or image!r}; expected "
+            f"--media-io-kwargs: got {', '.join(unknown) or repr(image)}; expected "
             '{"image": {"rgba_background_color": [255, 255, 255]}}. Remove it.'
         )
     colour = image.get("rgba_background_color", WHITE)
