@@ -15,7 +15,9 @@ def picture(
     size: tuple[int, int] = (8, 6), mode: str = "RGB", colour: Any = None, **saving: Any
 ) -> bytes:
     """Return an encoded picture of one colour, by default a PNG."""
-    red = {"RGB": (250, 10, 20), "RGBA": (250, 10, 20, 255), "CMYK": (0, 245, 235, 0)}.get(mode, 200)
+    red = {"RGB": (250, 10, 20), "RGBA": (250, 10, 20, 255), "CMYK": (0, 245, 235, 0)}.get(
+        mode, 200
+    )
     return encoded(Image.new(mode, size, red if colour is None else colour), **saving)
 
 
@@ -131,7 +133,9 @@ def hostile_files() -> dict[str, bytes]:
             2, 2, b"\0" * 14, chunk(b"iCCP", b"a\0\0" + zlib.compress(b"\0" * 80_000_000, 9))
         ),
         "PNG with an invalid bit depth": png(2, 2, b"\0" * 14, bits=7),
-        "PNG with 2 MB of EXIF": png(2, 2, b"\0" * 14, chunk(b"eXIf", b"MM\0*" + b"\0" * 2_000_000)),
+        "PNG with 2 MB of EXIF": png(
+            2, 2, b"\0" * 14, chunk(b"eXIf", b"MM\0*" + b"\0" * 2_000_000)
+        ),
         "JPEG of only the signature": photo[:3],
         "JPEG cut in its tables": photo[:100],
         "JPEG cut in its pixels": photo[: len(photo) - 40],

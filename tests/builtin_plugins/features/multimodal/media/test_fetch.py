@@ -65,7 +65,9 @@ def sending(*parts: bytes) -> Answer:
     return answer
 
 
-def response(body: bytes, *headers: str, status: str = "200 OK", length: int | None = None) -> bytes:
+def response(
+    body: bytes, *headers: str, status: str = "200 OK", length: int | None = None
+) -> bytes:
     length = len(body) if length is None else length
     head = "\r\n".join((f"HTTP/1.1 {status}", f"Content-Length: {length}", *headers))
     return head.encode() + b"\r\n\r\n" + body
@@ -126,7 +128,9 @@ def test_file_without_length_and_in_chunks_is_fetched() -> None:
     assert fetched(sending(chunked, size, PICTURE, b"\r\n0\r\n\r\n"))[0] == PICTURE
 
 
-@pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "204 None", "304 Same", "206 Part"])
+@pytest.mark.parametrize(
+    "status", ["404 Not Found", "500 Oops", "204 None", "304 Same", "206 Part"]
+)
 def test_other_status_is_refused(status: str) -> None:
     refused(sending(response(b"", status=status)), f"status {status[:3]}")
 

@@ -114,7 +114,9 @@ def test_number_of_images_is_bounded() -> None:
     five = [source(n, url=data_url(PICTURE)) for n in range(5)]
     assert len(load(*five, limit_mm_per_prompt={"image": 5})) == 5
     match = "got 5 images in one request; expected at most 4"
-    assert refused(*five, match=match, limit_mm_per_prompt={"image": {"count": 4}}) == five[-1].field
+    assert (
+        refused(*five, match=match, limit_mm_per_prompt={"image": {"count": 4}}) == five[-1].field
+    )
     many = [source(n, url="data:image/png;base64,AAAA") for n in range(500)]
     refused(*many, match="expected at most 100")
 
