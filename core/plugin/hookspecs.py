@@ -76,6 +76,11 @@ def engine_logits_processors() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_input_processors() -> Sequence[Entry]:
+    """Processors of images in prompts, by architecture; `transformers` serves all others."""
+
+
+@hookspec
 def engine_runners() -> Sequence[Entry]:
     """What models are run for (`--runner`)."""
 

@@ -47,6 +47,7 @@ _KINDS: Final = (
     Kind("attention_backends", "attention backend", "attention.AttentionBackend", "best"),
     Kind("op_impls", "op implementation", "OpImplementation", "best per op"),
     Kind("logits_processors", "logits processor", "sampling.LogitsProcessor", "all"),
+    Kind("input_processors", "input processor", "InputProcessor", "named"),
     Kind("runners", "runner", "runners.Runner", "named"),
     Kind("poolers", "pooler", "Pooler", "named"),
     Kind("speculators", "speculator", "Speculator", "named"),

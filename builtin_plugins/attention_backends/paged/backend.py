@@ -114,11 +114,12 @@ def _read(
         rows = as_bytes(cache)[blocks, :, :, at]  # [n, kv_heads, vectors, row_size]
         return dequantize_kv(params, rows.transpose(1, 2), cache, dtype)
     # The unit layout: keys in tiles of sixteen, values in rows of units.
-    unit = 4 // cache.dtype.itemsize
+    unit = 2 if cache.dtype is torch.bfloat16 else 1
     flat = cache.flatten(3)
-    tiles = flat[:, :, 0].unflatten(2, (block_size // LANES, row_size // unit, LANES, unit))
+    shape = (block_size // LANES, row_size // unit, LANES, unit)
+    tiles = flat[:, :, 0].view(*cache.shape[:2], *shape)
     vectors = [tiles[blocks, :, at // LANES, :, at % LANES].flatten(2)]
     if cache.shape[2] > 1:
-        units = flat[:, :, 1].unflatten(2, (block_size // unit, row_size, unit))
+        units = flat[:, :, 1].view(*cache.shape[:2], block_size // unit, row_size, unit)
         vectors.append(units[blocks, :, at // unit, :, at % unit])
     return torch.stack(vectors, dim=1).to(dtype)

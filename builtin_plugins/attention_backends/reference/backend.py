@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -54,12 +55,8 @@ class ReferenceAttention:
         """Write keys and values, then compute attention of each sequence."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-
-            def read(slots: torch.Tensor) -> torch.Tensor:
-                rows = as_bytes(cache)[slots // plan.block_size, :, slots % plan.block_size]
-                return dequantize_kv(params, rows, cache, query.dtype)
-
-            return attend_spans(params, query, plan, read, out)
+            read_kv = partial(_read, params, cache, dtype=query.dtype)
+            return attend_spans(params, query, plan, read_kv, out)
         blocks = plan.slots // plan.block_size
         offsets = plan.slots % plan.block_size
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
@@ -93,3 +90,12 @@ class ReferenceAttention:
                 first * plan.block_size,
             )
         return out
+
+
+def _read(
+    params: AttentionParams, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return keys and values [n, vectors, kv_heads, head_size] of slots."""
+    block_size = cache.shape[2]
+    rows = as_bytes(cache)[slots // block_size, :, slots % block_size]
+    return dequantize_kv(params, rows, cache, dtype)

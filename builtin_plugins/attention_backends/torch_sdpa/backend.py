@@ -52,9 +52,7 @@ class TorchAttention:
         """Return the plan shared by the layers of a group."""
         return StepPlan(inputs)
 
-    def look_ahead(
-        self, plan: StepPlan, spans: Sequence[tuple[int, int, int]]
-    ) -> LookAheadPlan:
+    def look_ahead(self, plan: StepPlan, spans: Sequence[tuple[int, int, int]]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         inputs = plan.inputs
         where = inputs.query_starts, inputs.kv_lens, inputs.block_table, inputs.block_size

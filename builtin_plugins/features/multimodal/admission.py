@@ -14,9 +14,9 @@ from builtin_plugins.features.multimodal.messages import (
     ItemRun,
     Prepare,
     Prepared,
+    RawItem,
     RequestItem,
     RequestItems,
-    RawItem,
 )
 from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_host import ProcessorHost

@@ -17,7 +17,7 @@ def engine_options() -> list[Option]:
             "mm_processor_kwargs",
             Json | None,
             None,
-            "Keywords of the input processor for every request, such as {\"max_pixels\": 500000}.",
+            'Keywords of the input processor for every request, such as {"max_pixels": 500000}.',
         ),
         Option(
             "mm_processor_cache_gb",

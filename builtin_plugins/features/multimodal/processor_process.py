@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from builtin_plugins.executors.api import ParentChannel
     from core.api import Registry
 
+KIND: Final = "input_processors"
+DEFAULT: Final = "transformers"
+"""Input processor of architectures without one of their own."""
 NICE: Final = 5
 """Priority below the engine's: images must not delay running answers."""
 
@@ -48,20 +51,19 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
 
 def load_processor(config: EngineConfig, registry: Registry) -> InputProcessor:
     """Return the input processor of the served model. Raises `ModelError`."""
-    from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
-
     source = registry.find_model(config.model.model, config)
     if source is None:
         raise ModelError(f"--model: got {config.model.model!r}; no plugin knows it any more.")
-    return TransformersProcessor(source, config)
+    names = {registered.entry.name for registered in registry.entries(KIND)}
+    name = source.architecture if source.architecture in names else DEFAULT
+    processor: InputProcessor = registry.make(registry.choose(KIND, name), source, config)[0]
+    return processor
 
 
 class ProcessorWorker:
     """Processes the items of prompts; the store remembers those of earlier prompts."""
 
-    def __init__(
-        self, config: EngineConfig, processor: InputProcessor, store: TensorStore
-    ) -> None:
+    def __init__(self, config: EngineConfig, processor: InputProcessor, store: TensorStore) -> None:
         self._config = config
         self._processor = processor
         self._store = store

@@ -34,8 +34,7 @@ def make_folder() -> str:
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(path, ignore_errors=True)
-    folder = tempfile.mkdtemp("", f"{PREFIX}{os.getpid()}-", base)
-    return folder
+    return tempfile.mkdtemp("", f"{PREFIX}{os.getpid()}-", base)
 
 
 class TensorStore:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.auto import processing_auto
 
 from core.api import ModelError
 from core.api.models import ModelSource
@@ -20,12 +20,14 @@ def load_processor(source: ModelSource) -> Any:
     """Return the processor of a checkpoint. Raises `ModelError`."""
     assert source.path is not None
     try:
-        processor = transformers.AutoProcessor.from_pretrained(source.path)
+        auto: Any = transformers.AutoProcessor
+        processor = auto.from_pretrained(source.path)
         processor.image_processor = _image_processor(source.path)
         return processor
     except (AttributeError, ImportError, OSError, ValueError) as error:
-        model_type = getattr(source.hf_config, "model_type", None)
-        name = PROCESSOR_MAPPING_NAMES.get(model_type)
+        model_type = str(getattr(source.hf_config, "model_type", None))
+        known: Any = processing_auto
+        name = known.PROCESSOR_MAPPING_NAMES.get(model_type)
         if name is None:
             raise ModelError(
                 f"model_type: got {model_type!r}; expected one that transformers has a processor "
@@ -35,7 +37,8 @@ def load_processor(source: ModelSource) -> Any:
 
 
 def _image_processor(path: str) -> Any:
-    return transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+    auto: Any = transformers.AutoImageProcessor
+    return auto.from_pretrained(path, backend="pil")
 
 
 def _without_video(processor_class: Any, path: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from builtin_plugins.input_processors.expansion import expand_ids, expand_text
 from builtin_plugins.input_processors.contract import ProcessedItem
+from builtin_plugins.input_processors.expansion import expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.loading import load_processor
 from core.api import EngineConfig
 from core.api.models import ModelSource

@@ -29,7 +29,7 @@ def default_of_text_part(stated: Mapping[str, Any], name: str) -> Any:
     """
     import transformers  # lazy: slow to import
 
-    model_type = stated.get("model_type")
+    model_type = str(stated.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
         return None
     try:

@@ -39,9 +39,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": Family(look_ahead=True),
         "LlavaForConditionalGeneration": Family(),
-        "Qwen2_5_VLForConditionalGeneration": Family(
-            rope_defaults={"mrope_section": [16, 24, 24]}
-        ),
+        "Qwen2_5_VLForConditionalGeneration": Family(rope_defaults={"mrope_section": [16, 24, 24]}),
         "Qwen2VLForConditionalGeneration": Family(rope_defaults={"mrope_section": [16, 24, 24]}),
         "Qwen3VLForConditionalGeneration": Family(
             rope_defaults={"mrope_section": [24, 20, 20], "mrope_interleaved": True}

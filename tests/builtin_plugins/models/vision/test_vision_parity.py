@@ -1,0 +1,117 @@
+"""Vision-language models have transformers' tokens: batches, chunks, cache hits, preemption, ranks.
+
+A new model is an entry of `checkpoints.MODELS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL", reason="Pillow is not installed")
+
+from core import LLM
+from tests.builtin_plugins.models.vision.checkpoints import MODELS
+from tests.builtin_plugins.models.vision.parity import (
+    AGAIN,
+    NONE,
+    ONE,
+    OTHER,
+    THREE,
+    Reference,
+    counters,
+    generate,
+)
+
+FAST = ("gemma3",)
+"""Models of the fast suite: the others start an engine each."""
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 40,
+}
+"""Chunks of 40 tokens cut through the images of prompts with three."""
+ALL = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(MODELS)
+]
+TWO_RANKS = ("gemma3", "llava", "qwen3_vl")
+
+
+class Served:
+    """A checkpoint, its engine, and its reference."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.folder = folder
+        self.image = MODELS[name].image
+        MODELS[name].make(folder)
+        self.reference = Reference(folder, self.image)
+
+    def start(self, **settings: Any) -> LLM:
+        return LLM(str(self.folder), **{**SETTINGS, **settings})
+
+    def check(self, llm: LLM, *cases: Any) -> list[Any]:
+        outputs = generate(llm, self.image, cases)
+        for case, output in zip(cases, outputs, strict=True):
+            self.reference.check(case, output)
+        return outputs
+
+
+@pytest.fixture(scope="module", params=ALL)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def llm(served: Served) -> Iterator[LLM]:
+    with served.start() as made:
+        yield made
+
+
+def test_batches_of_unequal_images_equal_transformers(served: Served, llm: LLM) -> None:
+    served.check(llm, ONE, OTHER, THREE, NONE)
+    assert counters(llm)["encoded"] == 3
+
+
+def test_prefix_hits_equal_transformers_and_encode_nothing(served: Served, llm: LLM) -> None:
+    served.check(llm, THREE)
+    before = counters(llm)
+    (output,) = served.check(llm, THREE)
+    assert output.num_cached_tokens > 0
+    assert counters(llm)["encoded"] == before["encoded"]
+
+
+def test_another_image_is_no_prefix_hit(served: Served, llm: LLM) -> None:
+    served.check(llm, ONE, THREE)
+    (output,) = served.check(llm, AGAIN)
+    assert 0 < output.num_cached_tokens < len(output.prompt_token_ids)
+
+
+@pytest.mark.slow
+def test_preempted_requests_equal_transformers(served: Served) -> None:
+    with served.start(num_gpu_blocks_override=14, enable_prefix_caching=False) as llm:
+        served.check(llm, *[THREE, ONE, OTHER, AGAIN] * 2)
+        assert llm.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.slow
+def test_an_encoder_cache_of_one_item_equals_transformers(served: Served) -> None:
+    with served.start(mm_encoder_cache_tokens=1, mm_encoder_step_tokens=1) as llm:
+        served.check(llm, THREE, ONE, OTHER)
+
+
+@pytest.mark.slow
+def test_two_steps_in_flight_equal_transformers(served: Served) -> None:
+    with served.start(async_scheduling=True) as llm:
+        served.check(llm, THREE, ONE, OTHER, NONE, AGAIN)
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_transformers(served: Served, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["served"] not in TWO_RANKS:
+        pytest.skip("three models show it")
+    with served.start(tensor_parallel_size=2) as llm:
+        served.check(llm, THREE, ONE, OTHER, NONE)
