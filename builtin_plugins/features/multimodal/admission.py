@@ -117,7 +117,7 @@ class MultimodalAdmission:
                     f"got {len(names)} for {len(values)} items of {modality!r}; expected one each.",
                 )
             count = max(len(values), len(names))
-            limit = self._settings.limit(modality)
+            limit = self._settings.max_images
             if count > limit:
                 raise InvalidRequest(
                     f"{DATA}.{modality}",

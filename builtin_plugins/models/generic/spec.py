@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from builtin_plugins.models.generic.model import GenericModel
 from core.api import ConfigError, ModelError
 from core.api.models import BuildContext, Model
+from core.model_spec.decoder import DecoderSpec
 
 ATTENTION: Final = ("full_attention", "sliding_attention", "chunked_attention")
 """Types of layers with the KV cache as their only state."""
@@ -54,8 +55,14 @@ class GenericSpec:
         )
 
 
-def spec(hf_config: Any) -> GenericSpec:
+def spec(hf_config: Any) -> GenericSpec | DecoderSpec:
     """Return the model of a config. Raises `ModelError` if it cannot be served."""
+    # Imported lazily: it builds on this module.
+    from builtin_plugins.models.vision import spec as vision
+
+    names = getattr(hf_config, "architectures", None) or [""]
+    if vision.is_image_text(str(names[0])):
+        return vision.spec(hf_config)
     config = read_config(hf_config)
     model_class = _class_of(getattr(hf_config, "architectures", None), config.model_type)
     reason = why_not(config, model_class)

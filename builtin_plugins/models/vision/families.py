@@ -1,4 +1,4 @@
-"""What the configs of vision-language models do not say: their decoder, and how it reads images."""
+"""What the configs of vision-language models do not say, by architecture."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from builtin_plugins.models import gemma3, llama, mistral, qwen2, qwen3
 from core.model_spec.decoder import DecoderSpec
-
-DECODERS: Final[Mapping[str, Callable[[Any], DecoderSpec]]] = MappingProxyType(
-    {
-        "gemma3_text": gemma3.spec,
-        "llama": llama.spec,
-        "mistral": mistral.spec,
-        "qwen2": qwen2.spec,
-        "qwen2_5_vl_text": qwen2.spec,
-        "qwen2_vl_text": qwen2.spec,
-        "qwen3": qwen3.spec,
-        "qwen3_vl_text": qwen3.spec,
-    }
-)
-"""Decoder by the model type of the text config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +18,10 @@ class Family:
     """Whether the tokens of an image see each other."""
     rope_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Rotary parameters that the config may leave out."""
+    decoder: Callable[[Any], DecoderSpec] | None = None
+    """Reads the text config; None: the native decoder of its model type."""
+    rename: tuple[tuple[str, str], ...] = ()
+    """Renames of the text part's tensors, before those of all families."""
 
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
@@ -46,4 +35,4 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         ),
     }
 )
-"""Facts by architecture."""
+"""Families with facts of their own, or with a native entry; `Family()` is tried for others."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
 import transformers
+from transformers.models.auto import modeling_auto
 
 from builtin_plugins.models.generic.spec import read_config
-from builtin_plugins.models.vision.families import DECODERS, FAMILIES, Family
+from builtin_plugins.models.vision.decoders import native_decoder
+from builtin_plugins.models.vision.families import FAMILIES, Family
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
 from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
@@ -20,28 +23,59 @@ TEXT_NAMES: Final = (
     (r"^(model\.)?language_model\.(model\.)?", "model."),
 )
 """Renames of the text part's tensors, from every layout in use to that of a text model."""
+REFUSED_MARKS: Final = {
+    "block_sequence_ids": "tokens of its images see each other, which is known for no such model",
+    "or_mask_function": "it has an attention mask of its own",
+    "get_rope_index": "it counts positions in several axes in a way that is not known",
+    "deepstack": "its tower adds to several layers in a way that is not known",
+}
+"""Texts in a model's source that tell what only an entry in `FAMILIES` can vouch for."""
 
 
 def spec(hf_config: Any) -> DecoderSpec:
-    """Return the decoder with its tower. Raises `ModelError` if its text part is not served."""
+    """Return the decoder with its tower. Raises `ModelError` for a model that is not served."""
     architecture = hf_config.architectures[0]
-    family = FAMILIES[architecture]
     config = read_config(hf_config)
+    model_class = getattr(transformers, architecture)
+    family = FAMILIES.get(architecture)
+    if family is None:
+        reason = why_not(model_class)
+        if reason is not None:
+            raise ModelError(f"transformers has {architecture}, but {reason}.")
+        family = Family()
     decoder = _decoder(config, family, architecture)
-    names = replace(decoder.names, rename=(*TEXT_NAMES, *decoder.names.rename))
+    rename = (*family.rename, *TEXT_NAMES, *decoder.names.rename)
+    names = replace(decoder.names, rename=rename)
     facts = TowerFacts(placeholders=_placeholders(config), look_ahead=family.look_ahead)
-    tower = TransformersTowerSpec(config, getattr(transformers, architecture), facts)
-    return replace(decoder, names=names, tower=tower)
+    return replace(decoder, names=names, tower=TransformersTowerSpec(config, model_class, facts))
+
+
+def is_image_text(architecture: str) -> bool:
+    """Return whether transformers has a class of this name that reads images and writes text."""
+    auto: Any = modeling_auto
+    names = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    return architecture in names and hasattr(transformers, architecture)
+
+
+def why_not(model_class: Any) -> str | None:
+    """Return why a model without facts in `FAMILIES` cannot be served; None if it can."""
+    if not hasattr(model_class, "get_image_features"):
+        return "it has no get_image_features: images are not embeddings of its prompt"
+    source = inspect.getsource(inspect.getmodule(model_class) or model_class)
+    for mark, reason in REFUSED_MARKS.items():
+        if mark in source:
+            return reason
+    return None
 
 
 def _decoder(config: Any, family: Family, architecture: str) -> DecoderSpec:
     """Return the decoder of the text config."""
     text = config.get_text_config()
-    read = DECODERS.get(text.model_type)
+    read = family.decoder or native_decoder(text.model_type)
     if read is None:
         raise ModelError(
-            f"text_config.model_type: got {text.model_type!r}; expected one of "
-            f"{', '.join(DECODERS)} for {architecture}. Serve another checkpoint."
+            f"text_config.model_type: got {text.model_type!r}, which has no native decoder; "
+            f"expected one with, for the images of {architecture}. Serve another checkpoint."
         )
     fields = text.to_dict()
     rope = dict(fields.get("rope_parameters") or {})

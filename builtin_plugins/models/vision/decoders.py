@@ -1,0 +1,57 @@
+"""Finds the native decoder for the text config of a vision-language model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final
+
+from transformers.models.auto import modeling_auto
+
+from builtin_plugins import models
+from core.model_spec.decoder import DecoderSpec
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "qwen2_5_vl_text": "Qwen2ForCausalLM",
+        "qwen2_vl_text": "Qwen2ForCausalLM",
+        "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+        "qwen3_vl_text": "Qwen3ForCausalLM",
+    }
+)
+"""Architecture by model type, for text parts that transformers has no class of their own for."""
+
+Read = Callable[[Any], DecoderSpec]
+
+
+def architecture_of(model_type: str) -> str | None:
+    """Return the architecture of a text part; None without one."""
+    auto: Any = modeling_auto
+    name = ALIASES.get(model_type) or auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return name if isinstance(name, str) else None
+
+
+def native_decoder(model_type: str) -> Read | None:
+    """Return the function that reads a text config; None without a native decoder."""
+    target = _native_targets().get(architecture_of(model_type) or "")
+    if target is None:
+        return None
+    module, _, function = target.partition(":")
+    read: Read = getattr(importlib.import_module(module), function)
+    return read
+
+
+@cache
+def _native_targets() -> Mapping[str, str]:
+    """Return the targets of the builtin architectures, by name."""
+    found: dict[str, str] = {}
+    for module in pkgutil.iter_modules(models.__path__, f"{models.__name__}."):
+        if module.ispkg:
+            continue  # encoders, and those that build on this one
+        plugin = importlib.import_module(module.name)
+        for entry in getattr(plugin, "engine_models", list)():
+            found[entry.name] = entry.target
+    return found
