@@ -33,6 +33,9 @@ class MediaLoader(Protocol):
     def modalities(self) -> Collection[str]:
         """Modalities that the served model takes; none before the engine has started."""
 
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise `InvalidRequest` for sources of a request that need not be loaded to be refused."""
+
     async def load(
         self, sources: Sequence[MediaSource], *, client: str, reserve: Callable[[int], None]
     ) -> Mapping[str, Any]:

@@ -67,6 +67,8 @@ def read_media(engine: ServedEngine, messages: Sequence[Any]) -> MediaMessages:
                 f"got an {source.modality}; expected text, since model "
                 f"{engine.served_names[0]!r} takes no {source.modality}s. Remove it.",
             )
+    for loader in _loaders(engine):
+        loader.check([source for source in sources if source.modality in loader.modalities])
     return MediaMessages(found, sources, tuple(ignored))
 
 

@@ -45,6 +45,9 @@ class FakeLoader:
     def __init__(self) -> None:
         self.sources: list[MediaSource] = []
 
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        pass
+
     async def load(
         self, sources: Sequence[MediaSource], *, client: str, reserve: Callable[[int], None]
     ) -> Mapping[str, Any]:

@@ -32,11 +32,21 @@ class ImageLoader:
         self.modalities: Collection[str] = ()
         """Modalities that the served model takes; set once the engine has started."""
 
+    def check(self, sources: Sequence[MediaSource]) -> None:
+        """Raise `InvalidRequest` for more images than a request may have."""
+        maximum = self._settings.max_images
+        if len(sources) > maximum:
+            raise InvalidRequest(
+                sources[maximum].field,
+                f"got {len(sources)} images in one request; expected at most {maximum} "
+                "(--limit-mm-per-prompt). Send fewer.",
+            )
+
     async def load(
         self, sources: Sequence[MediaSource], *, client: str, reserve: Callable[[int], None]
     ) -> Mapping[str, list[MediaItem]]:
         """Return the images of a request, in their order. Raises `InvalidRequest`."""
-        check_count(len(sources), self._settings.max_images, sources[-1].field)
+        self.check(sources)
         totals = _Totals(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
@@ -104,13 +114,3 @@ class _Totals:
                 f"{REQUEST_FACTOR} times --max-media-bytes and --max-media-pixels in a request. "
                 "Send fewer or smaller ones.",
             )
-
-
-def check_count(count: int, maximum: int, field: str) -> None:
-    """Raise `InvalidRequest` for more images than a request may have."""
-    if count > maximum:
-        raise InvalidRequest(
-            field,
-            f"got {count} images in one request; expected at most {maximum} "
-            "(--limit-mm-per-prompt). Send fewer.",
-        )

@@ -19,8 +19,12 @@ from builtin_plugins.features.multimodal.media.decode import decode_image
 from builtin_plugins.features.multimodal.media.formats import FORMATS, image_format, image_size
 from builtin_plugins.features.multimodal.media.limits import MediaLimits
 from core.api import InvalidRequest
-
-from .pictures import encoded, hostile_files, jpeg_of_many_scans, picture
+from tests.builtin_plugins.features.multimodal.media.pictures import (
+    encoded,
+    hostile_files,
+    jpeg_of_many_scans,
+    picture,
+)
 
 LIMITS = MediaLimits()
 FIELD = "messages[3].content[1].image_url"

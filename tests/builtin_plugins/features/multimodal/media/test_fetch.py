@@ -13,8 +13,7 @@ import pytest
 from builtin_plugins.features.multimodal.media.addresses import AllowedSources
 from builtin_plugins.features.multimodal.media.fetch import MAX_FETCHES, Fetcher
 from core.api import InvalidRequest
-
-from .pictures import picture
+from tests.builtin_plugins.features.multimodal.media.pictures import picture
 
 FIELD = "messages[0].content[0].image_url"
 LOOPBACK = ("*", "127.0.0.0/8", "::1")

@@ -19,8 +19,7 @@ from builtin_plugins.features.multimodal.media.local_files import read_local_fil
 from builtin_plugins.features.multimodal.media.settings import MediaSettings
 from builtin_plugins.routes.api import MediaSource
 from core.api import ConfigError, InvalidRequest
-
-from .pictures import data_url, picture, png
+from tests.builtin_plugins.features.multimodal.media.pictures import data_url, picture, png
 
 PICTURE = picture()
 MAX_BYTES = 10_000
