@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from builtin_plugins.routes.media import MediaLoader, MediaSource, media_loaders
-from core.api import InvalidRequest
+from core.api import InvalidRequest, RequestOutput
 from core.api.serving import ServedEngine
 
 IMAGE: Final = "image"
@@ -95,6 +95,23 @@ def media_prompt(ids: list[int], text: str, data: Mapping[str, Any]) -> dict[str
     """Return the engine's prompt: with media, its text is tokenized after the placeholders."""
     prompt: dict[str, Any] = {"prompt_token_ids": ids}
     return prompt | ({"prompt": text, "multi_modal_data": data} if data else {})
+
+
+async def releasing(
+    outputs: AsyncIterator[RequestOutput], data: dict[str, Any]
+) -> AsyncGenerator[RequestOutput]:
+    """Yield the outputs; `data` is emptied at the first one, when the engine has read it.
+
+    The answer may take long, and images are large.
+    """
+    try:
+        async for output in outputs:
+            data.clear()
+            yield output
+    finally:
+        close = getattr(outputs, "aclose", None)
+        if close is not None:
+            await close()
 
 
 def _loaders(engine: ServedEngine) -> Sequence[MediaLoader]:

@@ -25,7 +25,12 @@ from builtin_plugins.routes.common.conversation import (
     Event,
     TokenLogprobs,
 )
-from builtin_plugins.routes.common.media import load_media, media_prompt, read_media
+from builtin_plugins.routes.common.media import (
+    load_media,
+    media_prompt,
+    read_media,
+    releasing,
+)
 from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
 from builtin_plugins.routes.common.requests import raise_on_error
 from builtin_plugins.routes.common.sampling import sampling_params
@@ -143,11 +148,12 @@ class ChatPipeline:
             room = self._engine.max_model_len - len(chat.ids)
             options = {**options, **chat.formats.engine_keywords(sampling)}
             sampling = chat.formats.engine_params(sampling, room)
-        outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
-            media_prompt(chat.ids, chat.text, dict(chat.media)), sampling, run_id, **options
-        )
+        data = dict(chat.media)
         chat.media.clear()
-        return raise_on_error(outputs)
+        outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
+            media_prompt(chat.ids, chat.text, data), sampling, run_id, **options
+        )
+        return raise_on_error(releasing(outputs, data) if data else outputs)
 
     async def reasoning_tokens(
         self, chat: PreparedChat, parsers: Iterable[ChoiceParser]

@@ -172,14 +172,14 @@ class EmbedFields(PoolingFields, kw_only=True):
 WITHOUT_EFFECT: Final = ("user", "metadata", "safety_identifier", "max_chunks_per_doc")
 """Fields of these APIs that are accepted and ignored."""
 _ENDS: Final = "is not served for the left: what is cut off are ends of texts"
-_TEXT_ONLY: Final = "is not served: this engine reads text"
+_BY_SERVER: Final = "is set by the server, by the flag of its name"
 UNSERVED: Final[Mapping[str, Unsupported]] = {
     "truncation_side": Unsupported(_ENDS, ("right",)),
     "truncation_direction": Unsupported(_ENDS, ("right", "Right")),
     "padding": Unsupported("is not served: no prompt is filled up", ("do_not_pad",)),
-    "mm_processor_kwargs": Unsupported(_TEXT_ONLY),
-    "media_io_kwargs": Unsupported(_TEXT_ONLY),
-    "images": Unsupported(_TEXT_ONLY),
+    "mm_processor_kwargs": Unsupported(_BY_SERVER),
+    "media_io_kwargs": Unsupported(_BY_SERVER),
+    "images": Unsupported("is not served; send images as parts of `messages`"),
     "data": Unsupported("is for IO processors, and no plugin brings one"),
     "rank_fields": Unsupported("is not served; give each document's text as `text`", (["text"],)),
     "max_tokens_per_doc": Unsupported(

@@ -9,7 +9,7 @@ from core.api import EngineConfig
 from core.api.serving import ServedEngine
 
 _AUDIO: Final = "the engine reads and writes text, not audio"
-_IMAGES: Final = "the engine reads and writes text, not images"
+_IMAGES: Final = "the engine reads text and images, and writes text"
 _BATCHES: Final = "`engine run-batch FILE` runs a file of requests"
 _WEIGHTS: Final = "weights are not sent between engines in this version"
 _ELASTIC: Final = "expert parallelism is not part of this version"

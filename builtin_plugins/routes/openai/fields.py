@@ -94,7 +94,7 @@ WITHOUT_EFFECT: Final = (
 """OpenAI's fields that are accepted and ignored."""
 
 _GUIDED = "was removed; use `structured_outputs` with `{}`"
-_MEDIA = "is not served: this engine takes and gives text"
+_MEDIA = "is not served: this engine takes text and images, and gives text"
 UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "audio": ((), _MEDIA),
     "best_of": ((1,), "belongs to completions; ask for `n` answers and choose among them"),
@@ -115,7 +115,7 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         ([],),
         "is not served: a request may name no code; load a logits-processor plugin",
     ),
-    "mm_processor_kwargs": (({},), _MEDIA),
+    "mm_processor_kwargs": (({},), "is set by the server (--mm-processor-kwargs)"),
     "modalities": ((["text"],), _MEDIA),
     "moderation": ((), "is not served"),
     "prediction": ((), "is not served"),

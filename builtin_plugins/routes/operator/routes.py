@@ -39,10 +39,10 @@ ANSWER_S: Final = 1.0
 _SECRETS: Final = ("token", "key", "password", "secret")
 _MODES: Final = ("abort", "wait", "keep")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
-    "/reset_mm_cache": ("POST", "a cache of images and audio: this engine reads text"),
+    "/reset_mm_cache": ("POST", "a reset of processed images: --mm-processor-cache-gb bounds them"),
     "/reset_encoder_cache": (
         "POST",
-        "a cache of encoder outputs: an encoder is a part of its request's first step",
+        "a reset of encoder outputs: --mm-encoder-cache-tokens bounds them",
     ),
 }
 """vLLM's routes that are not supported: the method, and the missing part."""

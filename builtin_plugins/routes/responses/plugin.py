@@ -49,6 +49,6 @@ def engine_options() -> list[Option]:
             str | None,
             None,
             "Text that a prompt of `/v1/responses` has in place of an image, such as `[an image "
-            "that you cannot see]`; default: images are refused, since models read text only.",
+            "that you cannot see]`; default: the model gets images, or refuses them.",
         ),
     ]

@@ -64,12 +64,15 @@ class SeeingEngine(EchoEngine):
         self.tokenizer.chat_template = TEMPLATE  # type: ignore[attr-defined]
         self.renderer = JinjaRenderer(self.tokenizer, self.source, config)  # type: ignore[assignment,arg-type]
         self.prompts: list[Any] = []
+        self.given: list[dict[str, Any]] = []
+        """The media of each prompt."""
 
     async def render_chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
         text = self.renderer.render(messages)  # type: ignore[attr-defined]
         return text, self.tokenizer.encode(text)
 
     async def generate(self, prompt: Any, *given: Any, **options: Any) -> Any:
+        self.given.append(dict(prompt.get("multi_modal_data", {})))
         self.prompts.append(prompt)
         expanded = [*prompt["prompt_token_ids"], 32, 32, 32]
         async for output in super().generate({"prompt_token_ids": expanded}, *given, **options):
@@ -138,8 +141,9 @@ def test_image_becomes_a_part_and_an_item(make: Callable[..., Api], protocol: st
     assert answer.status_code == 200, answer.text
     (prompt,) = api.engine.prompts
     assert prompt["prompt"] == "[user]what<image>is it"
-    assert len(prompt["multi_modal_data"]["image"]) == 1
-    assert PIXEL in prompt["multi_modal_data"]["image"][0]
+    (given,) = api.engine.given
+    assert len(given["image"]) == 1
+    assert PIXEL in given["image"][0]
     assert [source.field for source in api.loader.sources] == [FIELDS[protocol].format(0, 1)]
 
 
@@ -181,7 +185,7 @@ def test_protocols_give_equal_placeholders_and_items(
         assert answer.status_code == 200, answer.text
         prompt = seeing.engine.prompts.pop()
         assert [source.url for source in seeing.loader.sources] == pictures
-        assert prompt.get("multi_modal_data", {}).get("image", []) == pictures
+        assert seeing.engine.given.pop().get("image", []) == pictures
         if pictures:
             assert prompt["prompt"].count("<image>") == len(pictures) + spelled
 
@@ -347,7 +351,7 @@ def test_stored_response_goes_on_with_its_images(make: Callable[..., Api]) -> No
         "responses", [{"role": "user", "content": "and now"}], previous_response_id=first["id"]
     )
     assert answer.status_code == 200, answer.text
-    assert api.engine.prompts[1]["multi_modal_data"] == {"image": ["http://a.test/1.png"]}
+    assert api.engine.given[1] == {"image": ["http://a.test/1.png"]}
     assert [source.field for source in api.loader.sources] == [
         "previous_response_id.content[1].image_url"
     ]
@@ -371,7 +375,7 @@ def test_fetched_bytes_are_counted_by_the_server(make: Callable[..., Api]) -> No
     assert counted == []
 
 
-def test_prepared_chat_drops_its_media_when_it_starts(make: Callable[..., Api]) -> None:
+def test_media_are_dropped_at_the_first_output(make: Callable[..., Api]) -> None:
     api = make()
     pipeline = ChatPipeline(api.engine, OutputFormats.shared(api.engine, {}))
 
@@ -381,7 +385,8 @@ def test_prepared_chat_drops_its_media_when_it_starts(make: Callable[..., Api]) 
         chat = await pipeline.prepare(conversation)
         before = len(chat.media)
         outputs = pipeline.outputs(chat, "a")
-        await outputs.aclose()
+        async for _ in outputs:
+            assert api.engine.prompts[0]["multi_modal_data"] == {}
         return before, len(chat.media)
 
     assert asyncio.run(run()) == (1, 0)

@@ -134,7 +134,7 @@ def test_unsupported_vllm_routes_name_missing_part(api: Api) -> None:
     assert reply.json()["error"]["code"] == "not_served"
     assert "--enable-sleep-mode; /pause" in reply.json()["error"]["message"]
     assert "--profiler-config" in api.post("/start_profile").text
-    assert "this engine reads text" in api.post("/reset_mm_cache").text
+    assert "a reset of processed images" in api.post("/reset_mm_cache").text
 
 
 def test_collective_rpc_allows_declared_calls(api: Api) -> None:
