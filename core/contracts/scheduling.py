@@ -171,9 +171,10 @@ class SchedulerExtension(Protocol):
         """
 
     def prefill_chunk(self, request: Any, start: int, count: int) -> int:
-        """Return how many of the prompt's `count` tokens from `start` on this step may take; 0: none.
+        """Return how many of these tokens of a prompt a step may take.
 
-        Called for each prompt of the step, the first chunk included. The step may take fewer.
+        Called for each chunk, the first one included. 0: the prompt waits.
+        The step may take fewer.
         """
 
     def planned(self, plan: StepPlan) -> bytes | None:

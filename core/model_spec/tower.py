@@ -1,17 +1,15 @@
-"""Towers: encoders of images or audio whose outputs replace embeddings of placeholder tokens."""
+"""Towers: encoders of images or audio, which give placeholder tokens their embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     import torch
-
-    from core.contracts.models import BuildContext
 
 MULTIMODAL: Final = "multimodal"
 """Feature name of a tower's facts, and of the messages about a request's items."""
@@ -23,8 +21,7 @@ class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
     placeholders: dict[str, int]
     """Placeholder token in prompts, by modality."""
     look_ahead: bool = False
-    """Whether tokens of an item see each other, so a step computes their consecutive tokens together.
-    """
+    """Whether tokens of an item see each other, so a step computes a run of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +82,5 @@ class TowerSpec(Protocol):
     def facts(self) -> TowerFacts:
         """The facts of the tower it builds."""
 
-    def build(self, context: BuildContext) -> Tower:
-        """Return the tower, without weights."""
+    def build(self, context: Any) -> Tower:
+        """Return the tower for a `BuildContext`, without weights."""

@@ -76,7 +76,7 @@ class BatchAdmission:
         count = self._extensions.prefill_chunk(request, start, count)
         is_chunk = start + count < total <= self._limits.max_num_batched_tokens
         if count <= 0 or (is_chunk and not self._limits.chunked_prefill):
-            return False  # the chunk, or the whole prompt, fits a later step
+            return False  # it fits a later step
         lease = request.lease
         if is_reserved:
             self._kv.trim(lease, start)

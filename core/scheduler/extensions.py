@@ -115,7 +115,7 @@ class Extensions:
         return limits
 
     def prefill_chunk(self, request: Any, start: int, count: int) -> int:
-        """Return how many of a prompt's next `count` tokens may be in this step."""
+        """Return how many of a prompt's next tokens a step may take."""
         for name, method in self._prefill_chunk:
             count = min(count, _call(name, method, request, start, count))
         return count

@@ -22,10 +22,10 @@ from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_host import ProcessorHost
 from builtin_plugins.features.multimodal.settings import Settings
 from core.api import EngineConfig, InvalidRequest, Registry
+from core.api.execution import Span
 from core.api.features import AdmissionContext, PendingRequest, Unsupported
 from core.api.serving import Prompt, RenderedText
 from core.model_spec.tower import TowerFacts
-from core.step import Span
 
 DATA: Final = "multi_modal_data"
 UUIDS: Final = "multi_modal_uuids"

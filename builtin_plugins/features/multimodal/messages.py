@@ -73,7 +73,7 @@ class RawItem(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """A prompt whose items are to be processed."""
+    """A prompt with items to process."""
 
     number: int
     items: list[RawItem]

@@ -23,7 +23,7 @@ def engine_options() -> list[Option]:
             "mm_processor_cache_gb",
             Annotated[float, Range(0, 1 << 20)],
             4.0,
-            "Size up to which processed items are kept in shared memory for later requests, in GiB.",
+            "Size up to which processed items stay in shared memory for later requests, in GiB.",
         ),
         Option(
             "mm_encoder_cache_tokens",

@@ -100,7 +100,7 @@ class ProcessorWorker:
         return Prepared(request.number, listed, str(expanded), spans)
 
     def _rendered(self, text: str, spans: list[tuple[int, int]] | None) -> RenderedText:
-        """Return a prompt whose placeholders are control spans, also of a plain text."""
+        """Return a prompt with its placeholders as control spans, also of a plain text."""
         if spans is not None:
             return RenderedText(text, spans)
         found = []

@@ -21,7 +21,7 @@ class Settings:
     processor_kwargs: Mapping[str, Any]
     """Keywords of the input processor for every request."""
     store_bytes: int
-    """Size up to which processed tensors are kept for later requests."""
+    """Size up to which processed tensors stay for later requests."""
     cache_tokens: int
     """Size of the encoder cache in embeddings."""
     step_tokens: int

@@ -45,7 +45,7 @@ class TensorStore:
         self._held = Path(folder, "held")
         self._cache_bytes = cache_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        """Bytes of the items that are kept, the least recently used first."""
+        """Bytes of the items of the cache, the least recently used first."""
 
     def open(self) -> None:
         """Create the folders, or read those of a writer that has ended."""
@@ -69,7 +69,7 @@ class TensorStore:
         self._trim(keep=name)
 
     def facts(self, content_hash: bytes) -> Mapping[str, str] | None:
-        """Return the facts of an item, which is now the most recently used; None without one."""
+        """Return the facts of an item, used now; None without one."""
         from safetensors import safe_open  # lazy: only the writer needs it
 
         name = content_hash.hex()

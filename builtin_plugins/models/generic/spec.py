@@ -13,7 +13,9 @@ from typing import Any, Final
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from builtin_plugins.models.generic.config import read_config
 from builtin_plugins.models.generic.model import GenericModel
+from builtin_plugins.models.vision import spec as vision
 from core.api import ConfigError, ModelError
 from core.api.models import BuildContext, Model
 from core.model_spec.decoder import DecoderSpec
@@ -57,9 +59,6 @@ class GenericSpec:
 
 def spec(hf_config: Any) -> GenericSpec | DecoderSpec:
     """Return the model of a config. Raises `ModelError` if it cannot be served."""
-    # Imported lazily: it builds on this module.
-    from builtin_plugins.models.vision import spec as vision
-
     names = getattr(hf_config, "architectures", None) or [""]
     if vision.is_image_text(str(names[0])):
         return vision.spec(hf_config)
@@ -93,25 +92,6 @@ def why_not(config: Any, model_class: Any) -> str | None:
     if rope_types:
         return f"its RoPE ({', '.join(rope_types)}) depends on the longest text of a batch"
     return None
-
-
-def read_config(hf_config: Any) -> Any:
-    """Return transformers' config object.
-
-    Raises `ModelError` if the model type is unknown or the values are invalid.
-    """
-    model_type = getattr(hf_config, "model_type", None)
-    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
-        raise ModelError(
-            f"transformers {transformers.__version__} knows no model_type {model_type!r:.100}; "
-            "a checkpoint's own code is not run. A newer transformers may know it."
-        )
-    try:
-        return transformers.CONFIG_MAPPING[model_type].from_dict(dict(vars(hf_config)))
-    except Exception as error:
-        raise ModelError(
-            f"transformers rejects config.json: {error}. Restore the original file."
-        ) from error
 
 
 def _class_of(architectures: Any, model_type: str) -> Any:

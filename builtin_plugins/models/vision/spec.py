@@ -10,7 +10,7 @@ from typing import Any, Final
 import transformers
 from transformers.models.auto import modeling_auto
 
-from builtin_plugins.models.generic.spec import read_config
+from builtin_plugins.models.generic.config import read_config
 from builtin_plugins.models.vision.decoders import native_decoder
 from builtin_plugins.models.vision.families import FAMILIES, Family
 from builtin_plugins.models.vision.tower import TransformersTowerSpec

@@ -25,7 +25,7 @@ SMALLEST_TEXT: Final = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-"""Fields of a text config without layers, whose weights belong to the decoder."""
+"""Fields of a text config without layers: the decoder has its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _is_text(name: str) -> bool:
 
 
 def _parameters(function: Any) -> frozenset[str]:
-    """Return the names of a function's parameters; transformers hides some behind a decorator."""
+    """Return the names of a function's parameters; decorators hide some of them."""
     names = set(inspect.signature(function).parameters)
     return frozenset({*names, "pixel_values"} - {"kwargs"})
 
