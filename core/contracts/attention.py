@@ -82,9 +82,10 @@ class AttentionBackend(Protocol):
     - `attend_with_rope(params, qk_norm_rope, query, key, value, positions, cache,
       plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
       [num_tokens] int64; it may change both in place. Layers without it call `attend`.
-    - `look_ahead(plan, spans)`: the plan in which tokens also see later
-      ones, inside their window. A span is (first token of the step, end,
-      position after the last visible one). Models may need it.
+    - `look_ahead(plan, spans)`: the plan with tokens that also see
+      later ones, inside their window. A span is
+      (first token of the step, end, position after the last visible
+      one).
     """
 
     graph_support: str
@@ -169,11 +170,17 @@ class ForwardBatch:
     slots.
     """
     embeddings: torch.Tensor | None = None
-    """[num_tokens, hidden], set by a feature: scaled input embeddings."""
+    """[num_tokens, hidden], set by a feature:
+    scaled input embeddings.
+    """
     rope_positions: torch.Tensor | None = None
-    """[axes, num_tokens] int64, set by a feature (M-RoPE)."""
+    """[axes, num_tokens] int64, set by a feature:
+    multi-dimensional positions (M-RoPE).
+    """
     deepstack: Sequence[torch.Tensor] = ()
-    """[num_tokens, hidden] each: added after the first, second, ... layer."""
+    """[num_tokens, hidden] each, set by a feature:
+    added after the first, second, ... layer.
+    """
     adapted: bool = False
     """True: a feature set adapters (`adapter`) for this step, so no captured
     model may run.

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from transformers.models.auto import modeling_auto
 
-from builtin_plugins import models
 from core.model_spec.decoder import DecoderSpec
 
+PACKAGE: Final = "builtin_plugins.models"
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -48,7 +48,8 @@ def native_decoder(model_type: str) -> Read | None:
 def _native_targets() -> Mapping[str, str]:
     """Return the targets of the builtin architectures, by name."""
     found: dict[str, str] = {}
-    for module in pkgutil.iter_modules(models.__path__, f"{models.__name__}."):
+    folders = importlib.import_module(PACKAGE).__path__
+    for module in pkgutil.iter_modules(folders, f"{PACKAGE}."):
         if module.ispkg:
             continue  # encoders, and those that build on this one
         plugin = importlib.import_module(module.name)
