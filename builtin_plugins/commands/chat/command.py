@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.chat.client import Client
+from builtin_plugins.commands.chat.images import Attachments
 from core.api import EngineError
 from core.api.config import read_environment
 
@@ -23,6 +24,8 @@ URL: Final = "http://localhost:8000/v1"
 CONTROL_CHARACTERS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))
 """Control characters removed from terminal output; line feeds and tabs pass."""
 
+IMAGE: Final = "/image "
+"""Start of a line with the path of an image for the next message."""
 Send = Callable[[str], Iterator[str]]
 """Sends the user's text and yields the response in pieces."""
 
@@ -42,15 +45,27 @@ class Chat:
         parser.add_argument(
             "-q", "--quick", metavar="MESSAGE", help="send this, print the response and exit"
         )
+        parser.add_argument(
+            "--image",
+            metavar="PATH",
+            action="append",
+            default=[],
+            help="image of the first message; can be repeated",
+        )
 
     def run(self, context: CommandContext) -> int:
         """Chat until the user exits; return 1 for a failed request without a terminal."""
         args = context.args
         client, model = _connect(args)
-        history = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
+        history: list[dict[str, Any]] = []
+        if args.system_prompt:
+            history.append({"role": "system", "content": args.system_prompt})
+        images = Attachments()
+        for path in args.image:
+            images.add(path)
 
         def send(message: str) -> Iterator[str]:
-            turn = {"role": "user", "content": message}
+            turn = {"role": "user", "content": images.content_with(message)}
             answer = ""
             try:
                 for event in client.stream(
@@ -67,7 +82,9 @@ class Chat:
         return _converse(
             send,
             args.quick,
-            f"Chatting with {model} at {client.url}. Ctrl-C cancels a response, Ctrl-D exits.",
+            f"Chatting with {model} at {client.url}. {IMAGE}PATH adds an image to the next "
+            "message, Ctrl-C cancels a response, Ctrl-D exits.",
+            images.add,
         )
 
 
@@ -128,7 +145,9 @@ def _connect(args: argparse.Namespace) -> tuple[Client, str]:
     return client, models[0]
 
 
-def _converse(send: Send, quick: str | None, greeting: str) -> int:
+def _converse(
+    send: Send, quick: str | None, greeting: str, add_image: Callable[[str], None] | None = None
+) -> int:
     if quick is not None:
         _show(send(quick))
         return 0
@@ -142,7 +161,10 @@ def _converse(send: Send, quick: str | None, greeting: str) -> int:
     failed = False
     for message in _read(is_terminal):
         try:
-            _show(send(message))
+            if add_image is not None and message.startswith(IMAGE):
+                add_image(message.removeprefix(IMAGE))
+            else:
+                _show(send(message))
         except KeyboardInterrupt:
             if not is_terminal:
                 raise

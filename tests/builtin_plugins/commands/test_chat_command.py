@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.commands.chat.images import Attachments
 from core.cli.main import main
 from tests.served import COLD
 from tests.timeouts import TIMEOUT_S
@@ -70,6 +71,37 @@ def test_quick_message_prints_one_answer(talk: Talk) -> None:
 def test_piped_lines_are_sent_in_order(talk: Talk) -> None:
     assert talk("chat", typed="one\n\ntwo\n") == (0, "one\ntwo\n", "")
     assert talk("complete", "--max-tokens", "50", typed="three\nfour") == (0, "three\nfour\n", "")
+
+
+def test_image_is_part_of_the_next_message(tmp_path: Path) -> None:
+    (tmp_path / "a b.png").write_bytes(b"pixels")
+    images = Attachments()
+    images.add(f" '{tmp_path}/a b.png' ")
+    images.add("https://a.test/b.jpg")
+    assert images.content_with("what?") == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,cGl4ZWxz"}},
+        {"type": "image_url", "image_url": {"url": "https://a.test/b.jpg"}},
+        {"type": "text", "text": "what?"},
+    ]
+    assert images.content_with("and now?") == "and now?"
+
+
+def test_image_line_and_flag_send_an_image(talk: Talk, tmp_path: Path) -> None:
+    image = tmp_path / "a.png"
+    image.write_bytes(b"pixels")
+    status, out, error = talk("chat", typed=f"/image {image}\nwhat?\nhi\n")
+    assert (status, out) == (1, "hi\n")
+    assert "takes no images" in error  # the scripted model reads text
+    status, _, error = talk("chat", "--image", str(image), "-q", "what?")
+    assert (status, "takes no images" in error) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["missing.png", "a.txt", "."])
+def test_file_that_is_no_image_is_refused(talk: Talk, tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    status, out, error = talk("chat", typed=f"/image {tmp_path}/{name}\nhi\n")
+    assert (status, out) == (1, "hi\n")
+    assert "engine: error: " in error
 
 
 def test_model_defaults_to_the_first_listed(talk: Talk) -> None:
