@@ -109,7 +109,7 @@ class Api:
             "stream_options": {"include_usage": True},
         }
         if self.backend == "openai-chat":
-            fields["messages"] = [{"role": "user", "content": sample.prompt}]
+            fields["messages"] = [{"role": "user", "content": _content(sample)}]
         else:
             fields["prompt"] = sample.prompt
         return msgspec.json.encode(fields | dict(self.extra))
@@ -164,6 +164,14 @@ class Api:
         known = None if usage is None else usage.completion_tokens
         outcome.output_tokens = len(arrivals) if known is None else known
         return outcome
+
+
+def _content(sample: Sample) -> Any:
+    """Return the prompt as a text, or with its images as parts."""
+    if not sample.images:
+        return sample.prompt
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in sample.images]
+    return [{"type": "text", "text": sample.prompt}, *images]
 
 
 @dataclass(frozen=True, slots=True)

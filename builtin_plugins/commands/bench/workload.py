@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.commands.bench import random_images
 from builtin_plugins.commands.bench.datasets import READERS as RECORDED
 from builtin_plugins.commands.bench.datasets import hf
 from builtin_plugins.commands.bench.prompt_source import Prompt, PromptSource
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from random import Random
 
 READERS: Final = {**RECORDED, "hf": hf}
-DATASETS: Final = ("random", "prefix_repetition", *READERS)
+DATASETS: Final = ("random", random_images.NAME, "prefix_repetition", *READERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Sample:
     output_tokens: int
     prompt_tokens: int | None = None
     """Prompt length; None if only the server knows it."""
+    images: tuple[str, ...] = ()
+    """URLs of the images after the prompt."""
 
 
 class TokenIds:
@@ -76,6 +79,7 @@ def add_dataset(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
         help=f"requests (default: {num_prompts})",
     )
     _add_random(group)
+    random_images.add_arguments(group)
     _add_prefix_repetition(group)
     _add_file_lengths(group)
     _add_hf(group)
@@ -179,6 +183,8 @@ def _add_hf(group: argparse._ArgumentGroup) -> None:
 
 def check_dataset(args: argparse.Namespace) -> None:
     """Raise `ConfigError` for invalid dataset flags."""
+    if args.dataset_name == random_images.NAME:
+        random_images.check_arguments(args)
     needs_file = args.dataset_name in READERS
     if needs_file and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs a file. Set --dataset-path.")
@@ -211,6 +217,13 @@ def make_samples(args: argparse.Namespace, units: PromptSource, rng: Random) -> 
     """Return the requests. Raises `ConfigError` for an invalid dataset file."""
     if args.dataset_name == "random":
         return list(_random(args, units, rng))
+    if args.dataset_name == random_images.NAME:
+        images = random_images.random_images(args, rng)
+        # Only the server knows how many tokens an image has.
+        return [
+            replace(sample, prompt_tokens=None, images=next(images))
+            for sample in _random(args, units, rng)
+        ]
     if args.dataset_name == "prefix_repetition":
         return list(_repeated(args, units, rng))
     samples = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from base64 import b64decode
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -13,13 +15,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from builtin_plugins.commands.bench.figures import figures
 from builtin_plugins.commands.bench.http_stream import Dechunker, HttpError
-from builtin_plugins.commands.bench.openai_api import Outcome, Run, arrival_times
+from builtin_plugins.commands.bench.openai_api import Api, Outcome, Run, arrival_times
 from builtin_plugins.commands.bench.prompt_source import Tokens, Words, tokens_from_file
 from builtin_plugins.commands.bench.report import percentile
-from builtin_plugins.commands.bench.workload import TokenIds, add_dataset, make_samples
+from builtin_plugins.commands.bench.workload import (
+    TokenIds,
+    add_dataset,
+    check_dataset,
+    make_samples,
+)
 from core.api import ConfigError
 from core.testing.checkpoints import make_checkpoint
 
@@ -52,6 +60,49 @@ def test_random_lengths_cover_their_range() -> None:
 def test_same_seed_same_prompts() -> None:
     assert samples(seed=3) == samples(seed=3)
     assert samples(seed=3) != samples(seed=4)
+
+
+def test_random_images_have_sizes_and_numbers_of_their_flags() -> None:
+    flags = "--dataset-name random-mm --num-prompts 200 --random-mm-base-items-per-request 2 "
+    more = "--random-mm-num-mm-items-range-ratio 0.5 --random-mm-bucket-config "
+    parser = argparse.ArgumentParser()
+    add_dataset(parser, num_prompts=20)
+    shares = "{(4, 6, 1): 0.75, (8, 2, 1): 0.25, (9, 9, 1): 0}"
+    args = parser.parse_args([*flags.split(), *more.split(), shares])
+    made = make_samples(args, Words(), Random(5))
+    assert {len(sample.images) for sample in made} == {1, 2, 3}
+    urls = [url for sample in made for url in sample.images]
+    sizes = [Image.open(BytesIO(b64decode(url.partition(",")[2]))).size for url in urls]
+    assert set(sizes) == {(6, 4), (2, 8)}
+    assert 0.6 < sizes.count((6, 4)) / len(sizes) < 0.9
+    assert len(set(urls)) > 0.9 * len(urls)
+    assert made == make_samples(args, Words(), Random(5))
+    api = Api(None, "openai-chat", "/", "m", {})  # type: ignore[arg-type]
+    content = json.loads(api.body(made[0]))["messages"][0]["content"]
+    assert content[0] == {"type": "text", "text": made[0].prompt}
+    assert [part["image_url"]["url"] for part in content[1:]] == list(made[0].images)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--random-mm-base-items-per-request", "-1"],
+        ["--random-mm-num-mm-items-range-ratio", "1.5"],
+        ["--random-mm-bucket-config", "{"],
+        ["--random-mm-bucket-config", "{}"],
+        ["--random-mm-bucket-config", "{(4, 4, 16): 1.0}"],
+        ["--random-mm-bucket-config", "{(4, 4): 1.0}"],
+        ["--random-mm-bucket-config", "{(4, 0, 1): 1.0}"],
+        ["--random-mm-bucket-config", "{(4, 4, 1): -1}"],
+        ["--backend", "openai"],
+    ],
+)
+def test_invalid_flags_of_random_images_are_refused(flags: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_dataset(parser, num_prompts=20)
+    parser.add_argument("--backend", default="openai-chat")
+    with pytest.raises(ConfigError, match=flags[0].replace("--backend", "--dataset-name")):
+        check_dataset(parser.parse_args(["--dataset-name", "random-mm", *flags]))
 
 
 def test_prefixes_repeat_equally() -> None:
