@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.api import plugin_faults
+from builtin_plugins.routes.common.media import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.playground.counters import NAME
 from core.api import EngineConfig, EngineError
@@ -26,6 +27,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
     "/playground/page.css": ("page.css", "text/css; charset=utf-8"),
     "/playground/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
     "/playground/engine.js": ("engine.js", "text/javascript; charset=utf-8"),
+    "/playground/images.js": ("images.js", "text/javascript; charset=utf-8"),
     "/playground/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
     "/playground/icon.svg": ("icon.svg", "image/svg+xml"),
 }
@@ -33,7 +35,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
-        "'self'; "
+        "'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -81,6 +83,7 @@ class PlaygroundRoutes:
             "version": metadata.version("core"),
             "model": engine.served_names[0],
             "max_model_len": engine.max_model_len,
+            "takes_images": IMAGE in served_modalities(engine),
             "defaults": {
                 name: engine.sampling_defaults.get(name)
                 for name in ("temperature", "top_p", "max_tokens")

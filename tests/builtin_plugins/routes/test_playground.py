@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 
 import httpx
 import pytest
@@ -94,6 +96,68 @@ def test_page_loads_only_its_own_files():
     assert {f"/{each}" for each in linked} | {"/playground", "/playground/texts.js"} == set(FILES)
 
 
+NODE = shutil.which("node")
+STUB = """
+const element = () => ({
+  hidden: true, children: [], classList: { toggle() {} }, listeners: {},
+  addEventListener(name, call) { this.listeners[name] = call; },
+  setAttribute() {}, append(...more) { this.children.push(...more); },
+  replaceChildren(...more) { this.children = more; }, click() { this.listeners.click?.(); },
+});
+const elements = {};
+globalThis.FileReader = class {
+  addEventListener(name, call) { if (name === "load") this.load = call; }
+  readAsDataURL(file) { this.result = `url of ${file.name}`; queueMicrotask(() => this.load()); }
+};
+globalThis.document = {
+  listeners: {},
+  getElementById: (id) => (elements[id] ??= element()),
+  createElement: element,
+  addEventListener(name, call) { this.listeners[name] = call; },
+};
+const images = await import(process.argv[2]);
+const files = [{ name: "a", type: "image/png" }, { name: "b", type: "text/plain" },
+  { name: "c", type: "image/jpeg" }];
+const event = { prevented: 0, preventDefault() { this.prevented++; }, clipboardData: { files } };
+const settle = () => new Promise((resolve) => setTimeout(resolve));
+document.listeners.paste(event);
+await settle();
+const whileOff = images.hasImages();
+images.enableImages(true);
+document.listeners.paste(event);
+await settle();
+document.listeners.drop({ ...event, dataTransfer: { files: files.slice(2) } });
+await settle();
+elements.images.children[1].click(); // removes the second image
+const taken = images.takeImages();
+console.log(JSON.stringify({ whileOff, hidden: elements["add-image"].hidden, taken,
+  prevented: event.prevented, left: images.takeImages(), text: images.contentOf("hi", []),
+  parts: images.contentOf("hi", taken.slice(1)), alone: images.contentOf("", taken.slice(1)) }));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no Node.js on this machine")
+def test_pasted_and_dropped_images_become_parts(tmp_path):
+    for name in ("images.js", "texts.js"):
+        (tmp_path / name.replace(".js", ".mjs")).write_text(
+            (PAGE / name).read_text().replace("texts.js", "texts.mjs")
+        )
+    (tmp_path / "stub.mjs").write_text(STUB)
+    command = [NODE, str(tmp_path / "stub.mjs"), str(tmp_path / "images.mjs")]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    image = {"type": "image_url", "image_url": {"url": "url of c"}}
+    assert found == {
+        "whileOff": False,
+        "hidden": False,
+        "taken": ["url of a", "url of c"],
+        "prevented": 1,
+        "left": [],
+        "text": "hi",
+        "parts": [image, {"type": "text", "text": "hi"}],
+        "alone": [image],
+    }
+
+
 def test_state_counts_requests_blocks_and_tokens(call_api):
     question = {"messages": [{"role": "user", "content": "x" * 99}]}
     post = ("POST", "/v1/chat/completions", {"json": question})
@@ -108,6 +172,7 @@ def test_state_counts_requests_blocks_and_tokens(call_api):
         512,
         "ready",
     )
+    assert after["takes_images"] is False
     assert after["requests"] == {"running": 0, "waiting": 0}
     totals = {name: after["totals"][name] - count for name, count in before["totals"].items()}
     assert (totals["generated_tokens"], totals["ended_requests"], totals["failed_requests"]) == (

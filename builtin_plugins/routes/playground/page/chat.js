@@ -1,5 +1,6 @@
 // The conversation: sends requests and displays streamed answers.
 
+import { contentOf, hasImages, setImages, takeImages, thumbnail } from "./images.js";
 import { codeBlock, indentJson, make, renderText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
@@ -205,12 +206,15 @@ async function errorMessage(response) {
 
 async function submit() {
   const text = prompt.value.trim();
-  if (!text || controller) return;
+  const canSend = text || (hasImages() && !pendingCalls.length); // a result of a tool is a text
+  if (!canSend || controller) return;
   const call = pendingCalls.shift();
+  const images = call ? [] : takeImages();
   const role = call ? "tool" : "user";
   const article = addMessage(role, call ? `Result of ${call.function.name}` : "You");
-  article.append(make("div", "text", text));
-  messages.push(call ? { role, tool_call_id: call.id, content: text } : { role, content: text });
+  article.append(...images.map(thumbnail), make("div", "text", text));
+  const content = contentOf(text, images);
+  messages.push(call ? { role, tool_call_id: call.id, content } : { role, content });
   prompt.value = "";
   fitPrompt();
   if (!pendingCalls.length) {
@@ -225,6 +229,7 @@ async function submit() {
       messages.pop();
       article.remove();
       prompt.value ||= text;
+      setImages(images);
       fitPrompt();
     }
   }
@@ -270,6 +275,7 @@ $("clear").addEventListener("click", () => {
   controller?.abort();
   messages = [];
   pendingCalls = [];
+  setImages([]);
   log.replaceChildren($("empty"));
   $("empty").hidden = false;
   updatePlaceholder();

@@ -1,6 +1,7 @@
 // The engine view: polls the engine's state once a second while the page is visible.
 
 import { headers } from "./chat.js";
+import { enableImages } from "./images.js";
 import { formatNumber, formatWhole, make } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
@@ -38,6 +39,7 @@ function render(state) {
   const { health, requests, blocks, totals } = state;
   setStatus(health.status, health.status);
   setText("model", state.model);
+  enableImages(state.takes_images);
   setText("running", formatWhole(requests.running));
   setText("waiting", formatWhole(requests.waiting));
   for (const [name, value] of Object.entries(state.defaults))
