@@ -8,6 +8,9 @@ from builtin_plugins.features.multimodal.media.items import MediaItem
 from builtin_plugins.features.multimodal.messages import RawItem
 from core.api import InvalidRequest
 
+_MODES = ("RGB", "RGBA", "L", "LA", "I;16", "I")
+"""Modes of Pillow that are sent as they are; the process turns them into RGB."""
+
 
 def raw_item(modality: str, value: Any, field: str, uuid: str | None) -> RawItem:
     """Return an item of a request. Raises `InvalidRequest` for `field`."""
@@ -20,7 +23,9 @@ def raw_item(modality: str, value: Any, field: str, uuid: str | None) -> RawItem
     if isinstance(value, (bytes, bytearray, memoryview)):
         return RawItem(modality, field, bytes(value), uuid=uuid)
     if hasattr(value, "tobytes") and hasattr(value, "convert"):
-        image = value if value.mode in ("RGB", "RGBA", "L", "LA") else value.convert("RGB")
+        image = value
+        if value.mode not in _MODES:
+            image = value.convert("RGBA" if value.has_transparency_data else "RGB")
         return RawItem(modality, field, image.tobytes(), image.mode, image.size, uuid)
     return _from_array(modality, value, field, uuid)
 

@@ -83,6 +83,7 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._resolve = resolve or self._resolve_name
         self._slots = FairSemaphore(MAX_FETCHES)
+        self._ssl: ssl.SSLContext | None = None
 
     async def fetch(self, url: str, field: str, reserve: Reserve, client: str = "") -> bytes:
         """Return the file of an http(s) URL. Raises `InvalidRequest`."""
@@ -126,7 +127,7 @@ class Fetcher:
         found = await self._resolve(address.host, address.port)
         for each in found:
             self._sources.check_address(each, field)
-        secure = self._ssl_context if address.scheme == "https" else None
+        secure = await self._ssl_context() if address.scheme == "https" else None
         pool = httpcore.AsyncConnectionPool(secure, network_backend=CheckedBackend(found))
         host = f"[{address.host}]" if ":" in address.host else address.host
         named = host if address.is_default_port else f"{host}:{address.port}"
@@ -175,9 +176,10 @@ class Fetcher:
             )
         return bytes(data)
 
-    @cached_property
-    def _ssl_context(self) -> ssl.SSLContext:
-        return httpcore.default_ssl_context()
+    async def _ssl_context(self) -> ssl.SSLContext:
+        if self._ssl is None:  # reading the certificates takes a tenth of a second
+            self._ssl = await asyncio.to_thread(httpcore.default_ssl_context)
+        return self._ssl
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

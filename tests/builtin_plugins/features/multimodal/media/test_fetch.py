@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -43,9 +47,11 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[tuple[Server, int]]:
+async def serving(
+    answer: Answer, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Server, int]]:
     server = Server(answer)
-    listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    listening = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=context)
     try:
         yield server, listening.sockets[0].getsockname()[1]
     finally:
@@ -299,6 +305,45 @@ def test_redirect_to_a_name_that_was_rebound_is_refused() -> None:
         sources=["a.test", "127.0.0.1/32"],
         resolve=resolve,
     )
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key and a certificate for a.test."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    file = tmp_path_factory.mktemp("tls") / "a.test.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a.test"]
+    name = ["-addext", "subjectAltName=DNS:a.test"]
+    made = [*command, *name, "-keyout", str(file), "-out", f"{file}.crt"]
+    subprocess.run(made, check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("host", "is_trusted", "is_fetched"),
+    [("a.test", True, True), ("a.test", False, False), ("b.test", True, False)],
+)
+def test_certificate_is_checked_for_the_name_of_the_url(
+    certificate: Path, host: str, is_trusted: bool, is_fetched: bool
+) -> None:
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(certificate)
+
+    async def run() -> bytes:
+        async with serving(sending(response(PICTURE)), own) as (_, port):
+            sources = AllowedSources(LOOPBACK)
+            fetcher = Fetcher(sources, 10**6, 20.0, resolving(["127.0.0.1"]))
+            if is_trusted:
+                fetcher._ssl = ssl.create_default_context(cafile=str(certificate))
+            return await fetcher.fetch(f"https://{host}:{port}/", FIELD, lambda count: None)
+
+    if is_fetched:
+        assert asyncio.run(run()) == PICTURE
+        return
+    with pytest.raises(InvalidRequest, match="could not be fetched"):
+        asyncio.run(run())
 
 
 def test_next_address_is_tried_when_one_does_not_answer() -> None:

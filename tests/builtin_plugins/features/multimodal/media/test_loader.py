@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,15 @@ def test_first_failure_ends_the_other_loads() -> None:
         return cancelled.is_set()
 
     assert asyncio.run(run())
+
+
+def test_loading_imports_no_decoder_and_no_torch() -> None:
+    modules = "{'torch', 'transformers', 'PIL', 'numpy'}"
+    code = (
+        "import sys, builtin_plugins.features.multimodal.media.loader as loader;"
+        f"assert not {modules} & set(sys.modules), {modules} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- local files
