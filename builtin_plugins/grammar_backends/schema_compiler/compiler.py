@@ -18,13 +18,10 @@ from builtin_plugins.grammar_backends.languages.terminals import (
     TooLargeError,
     quote,
 )
-from builtin_plugins.grammar_backends.schema_compiler.alternatives import (
-    TYPES,
-    Alternatives,
-    TooManyAlternativesError,
-)
+from builtin_plugins.grammar_backends.schema_compiler.alternatives import Alternatives
 from builtin_plugins.grammar_backends.schema_compiler.document import (
     Document,
+    TooManyAlternativesError,
     UnsupportedSchemaError,
 )
 from builtin_plugins.grammar_backends.schema_compiler.facts import (
@@ -33,6 +30,7 @@ from builtin_plugins.grammar_backends.schema_compiler.facts import (
     Numbers,
     Strings,
 )
+from builtin_plugins.grammar_backends.schema_compiler.keywords import TYPES
 from builtin_plugins.grammar_backends.schema_compiler.rules import (
     Rule,
     Rules,

@@ -124,7 +124,6 @@ class ArrayKeywords:
             opposites.append(Arrays(contains=(Contains(goal, high + 1, None),)))
         return [Arrays(contains=(Contains(goal, low, high),))], opposites
 
-
     def _unevaluated(self) -> tuple[Clause, Clause]:
         known = self._known
         stated = self._schema["unevaluatedItems"]

@@ -64,6 +64,10 @@ class UnsupportedSchemaError(ValueError):
         """JSON pointer of the schema that has the keyword; "" also if that is unknown."""
 
 
+class TooManyAlternativesError(UnsupportedSchemaError):
+    """A schema has too many combinations of alternatives."""
+
+
 class UncheckedError(Exception):
     """A value cannot be checked: it takes too much work, or the schema cannot be evaluated."""
 
@@ -153,7 +157,6 @@ class Document:
         if isinstance(found, Mapping) and id(found) not in self._bases:
             self._scan(found, fragment, base)  # in a keyword that holds no schemas
         return found
-
 
     def _outermost(self, anchor: str, path: str) -> str:
         """Return the resource in which a dynamic reference ends; values begin at the root."""
