@@ -345,7 +345,8 @@ def _alternatives(tokens: list[str]) -> list[list[Any]]:
             found.append([])
         elif token == "(":
             bodies = _alternatives(tokens)
-            low, high = 1, 1
+            low: int = 1
+            high: int | None = 1
             if tokens and tokens[0] in _FEWEST:
                 low, high = _FEWEST[tokens.pop(0)]
             elif tokens and tokens[0].startswith("{"):

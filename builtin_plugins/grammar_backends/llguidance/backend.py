@@ -14,11 +14,8 @@ import numpy.typing as npt
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.languages.terminals import Terminals, TooLargeError
 from builtin_plugins.grammar_backends.llguidance.tags import Tags, regex_terminal
-from builtin_plugins.grammar_backends.schema_compiler.compiler import (
-    COMPACT,
-    Layout,
-    SchemaCompiler,
-)
+from builtin_plugins.grammar_backends.schema_compiler.compiler import SchemaCompiler
+from builtin_plugins.grammar_backends.schema_compiler.layout import COMPACT, FLEXIBLE, Layout
 from core.api import InvalidRequest
 
 _OPTIONS: Final = '%llguidance {"no_forcing": true}'
@@ -241,4 +238,4 @@ def _layout(constraint: Constraint) -> Layout:
     if constraint.whitespace_pattern is not None:
         blank = f"(?:{constraint.whitespace_pattern})" if constraint.whitespace_pattern else ""
         return Layout(blank, blank)
-    return Layout() if constraint.any_whitespace else COMPACT
+    return FLEXIBLE if constraint.any_whitespace else COMPACT
