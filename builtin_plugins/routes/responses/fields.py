@@ -36,6 +36,8 @@ class Item(msgspec.Struct, kw_only=True):
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
+    phase: str | None = None
+    """Whether an assistant's message is commentary or the answer; returned as it was sent."""
 
 
 class Tool(msgspec.Struct, kw_only=True):

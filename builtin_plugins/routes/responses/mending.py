@@ -20,7 +20,7 @@ from builtin_plugins.routes.common.mending import (
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 _CALLS: Final = ("function_call", "custom_tool_call")
-_TEXT_FIELDS: Final = ("id", "name", "namespace", "encrypted_content")
+_TEXT_FIELDS: Final = ("id", "name", "namespace", "encrypted_content", "phase")
 
 
 def mend_input(body: Object, left_out: LeftOut) -> None:

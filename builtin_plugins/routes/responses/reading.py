@@ -37,6 +37,7 @@ _PREFIXES: Final = {
 """Prefixes of item ids, by supported item type."""
 SUMMARY_INTRO: Final = "Summary of the conversation so far:"
 """Leading line of the message for a compaction item."""
+_PHASES: Final = ("commentary", "final_answer")
 _REFERENCE: Final = "item_reference"
 MAX_REFERENCES: Final = 1000
 """Largest number of item references in one input."""
@@ -169,6 +170,8 @@ def _item(item: Item, where: str) -> dict[str, Any]:
             if item.role is None:
                 raise InvalidRequest(f"{where}.role", "is missing.")
             kind_of_text = "output_text" if item.role == "assistant" else "input_text"
+            if item.role == "assistant" and item.phase in _PHASES:
+                found["phase"] = item.phase
             return {
                 **found,
                 "role": item.role,

@@ -1,25 +1,48 @@
-"""The Open Responses compliance suite, and what its WebSocket mode promises besides.
+"""The Open Responses compliance suite, and further promises of its WebSocket mode.
 
-The checks are those of https://github.com/openresponses/openresponses
-(src/lib/compliance-tests.ts at 92c12d9, 17 templates), written for Python.
+The checks are those of https://github.com/openresponses/openresponses, written for Python.
+`open_responses_cases.json` lists the suite's cases; a test here covers each of them. With a newer
+commit of the suite, `grep -A1 '^    id: ' src/lib/compliance-tests.ts` gives the new list.
 """
 
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import pytest
+import uvicorn
 
+from builtin_plugins.routes.responses.routes import ResponsesRoutes
+from builtin_plugins.servers.http.server import HttpServer
+from core import AsyncLLM
 from tests.served import served
 from tests.timeouts import TIMEOUT_S
 
 websockets = pytest.importorskip("websockets.sync.client", reason="needs websockets")
 closures = pytest.importorskip("websockets.exceptions", reason="needs websockets")
-pytestmark = pytest.mark.slow
+
+Test = TypeVar("Test", bound=Callable[..., None])
+SUITE: Final = json.loads(Path(__file__).with_name("open_responses_cases.json").read_text())
+COVERED: Final[list[str]] = []
+"""Cases of the suite with a test in this file."""
+
+
+def covers(*cases: str) -> Callable[[Test], Test]:
+    """Note that a test covers cases of the suite."""
+
+    def note(test: Test) -> Test:
+        COVERED.extend(cases)
+        return test
+
+    return note
+
 
 Json = dict[str, Any]
 Turn = tuple[list[Json], Json]
@@ -74,6 +97,21 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "response.function_call_arguments.done": ("item_id", "output_index", "arguments"),
 }
 """Required fields of the events of a stream."""
+ITEMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "message": ("id", "status", "role", "content"),
+    "function_call": ("id", "call_id", "name", "arguments", "status"),
+    "reasoning": ("id", "summary"),
+    "compaction": ("id", "encrypted_content"),
+}
+"""Required fields of the items of an output."""
+USAGE: Final = {
+    "input_tokens": int,
+    "output_tokens": int,
+    "total_tokens": int,
+    "input_tokens_details": dict,
+    "output_tokens_details": dict,
+}
+"""Types of the required fields of a usage."""
 ENDS: Final = ("response.completed", "response.failed", "response.incomplete", "error")
 TOOL: Final = {
     "type": "function",
@@ -115,20 +153,46 @@ class Server:
         return events, events[-1]
 
 
+@contextmanager
+def listening(engine: AsyncLLM) -> Iterator[str]:
+    """Yield the URL of a server in a thread of this process, which ends with the block."""
+    app = HttpServer(engine, engine.config, [ResponsesRoutes(engine, engine.config)]).app
+    runner = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=runner.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/"
+        finally:
+            runner.should_exit = True
+            thread.join(TIMEOUT_S)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     answers: Path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     lines = [{"prompt": WEATHER, "answer": CALL}, "Hello there, friend."]
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with served(
+    engine = AsyncLLM(
         "scripted:",
-        *("--scripted-answers", str(answers)),
-        *("--tool-call-parser", "hermes", "--enable-auto-tool-choice"),
-        *("--responses-image-placeholder", "[an image that you cannot see]"),
-    ) as client:
-        found = Server(str(client.base_url))
-        with found.http:
-            yield found
+        scripted_answers=str(answers),
+        tool_call_parser="hermes",
+        enable_auto_tool_choice=True,
+        responses_image_placeholder="[an image that you cannot see]",
+        disable_frontend_multiprocessing=True,
+        structured_outputs_config={"warm_up": False},
+        max_model_len=2048,
+        kv_cache_memory_bytes=1 << 26,
+        num_threads=1,
+        log_level="error",
+    )
+    try:
+        with listening(engine) as url:
+            found = Server(url)
+            with found.http:
+                yield found
+    finally:
+        engine.shutdown()
 
 
 def message(role: str, content: Any, **more: Any) -> Json:
@@ -145,6 +209,22 @@ def check_response(response: Json) -> None:
     assert response["object"] == "response"
     assert response["output"]
     assert response["status"] == "completed"
+    check_output(response)
+
+
+def check_output(response: Json) -> None:
+    """Check the items and the usage of a response, or of a compaction."""
+    for item in response["output"]:
+        assert set(ITEMS[item["type"]]) <= set(item), item
+        if item["type"] == "message" and item["role"] == "assistant":
+            assert item.get("phase", "final_answer") in ("commentary", "final_answer")
+            for part in item["content"]:
+                assert type(part["text"]) is str
+                assert type(part["annotations"]) is list
+    usage = response["usage"]
+    assert {name: type(usage.get(name)) for name in USAGE} == USAGE
+    assert type(usage["input_tokens_details"]["cached_tokens"]) is int
+    assert type(usage["output_tokens_details"]["reasoning_tokens"]) is int
 
 
 def check_events(events: list[Json]) -> Json:
@@ -186,6 +266,12 @@ HISTORIES: Final[Mapping[str, list[Json]]] = {
 }
 
 
+def test_each_case_of_the_suite_has_a_test() -> None:
+    assert len(SUITE["cases"]) == 17
+    assert sorted(COVERED) == sorted(SUITE["cases"])
+
+
+@covers(*HISTORIES)
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history_is_answered_with_a_response_of_the_schema(server: Server, name: str) -> None:
     reply = server.post("responses", {"model": "scripted:", "input": HISTORIES[name]})
@@ -193,6 +279,30 @@ def test_history_is_answered_with_a_response_of_the_schema(server: Server, name:
     check_response(reply.json())
 
 
+@covers("response-output-phase-schema")
+def test_phases_of_messages_are_returned_as_they_were_sent(server: Server) -> None:
+    """The suite checks its own schema only; here phases stay in a conversation, too."""
+    said = [message("assistant", text, phase=text) for text in ("commentary", "final_answer")]
+    response = server.post(
+        "responses",
+        {
+            "model": "scripted:",
+            "input": [message("user", "Go on."), *said, message("user", "And?")],
+        },
+    ).json()
+    check_response(response)
+    given = server.http.get(f"responses/{response['id']}/input_items", params={"order": "asc"})
+    phases = [item.get("phase") for item in given.json()["data"]]
+    assert phases == [None, "commentary", "final_answer", None]
+    parts = [{"type": "output_text", "text": "Four.", "annotations": []}]
+    fields = {"type": "message", "role": "assistant", "status": "completed", "content": parts}
+    labelled = [{**fields, "id": phase, "phase": phase} for phase in ("commentary", "final_answer")]
+    check_response({**response, "output": labelled})
+    with pytest.raises(AssertionError):
+        check_response({**response, "output": [{**fields, "id": "a", "phase": "other"}]})
+
+
+@covers("tool-calling")
 def test_tool_is_called(server: Server) -> None:
     body = {"model": "scripted:", "input": [message("user", WEATHER)], "tools": [TOOL]}
     response = server.post("responses", body).json()
@@ -200,6 +310,7 @@ def test_tool_is_called(server: Server) -> None:
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
+@covers("streaming-response")
 @pytest.mark.parametrize("content", ["Count from 1 to 5.", WEATHER])
 def test_stream_has_events_of_the_schema(server: Server, content: str) -> None:
     body = {"model": "scripted:", "input": [message("user", content)], "tools": [TOOL]}
@@ -222,6 +333,7 @@ COMPACT: Final[Json] = {
 }
 
 
+@covers("compact-response")
 def test_compaction_returns_the_users_messages_and_a_summary(server: Server) -> None:
     reply = server.post("responses/compact", COMPACT)
     assert reply.status_code == 200, reply.text
@@ -233,14 +345,25 @@ def test_compaction_returns_the_users_messages_and_a_summary(server: Server) -> 
     assert [item["type"] for item in body["output"]] == ["message", "compaction"]
     assert body["output"][0]["content"][0]["text"].startswith("We agreed to launch on Tuesday")
     assert body["output"][1]["encrypted_content"]
+    check_output(body)
 
 
+@covers("compact-missing-model")
 def test_compaction_needs_a_model(server: Server) -> None:
     reply = server.post("responses/compact", {"input": COMPACT["input"]})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "model"
 
 
+@covers("websocket-response")
+def test_websocket_streams_a_stored_response(server: Server) -> None:
+    with server.connect() as socket:
+        events, _ = server.turn(socket, input=[message("user", "Count from 1 to 3.")])
+    stored = server.http.get(f"responses/{check_events(events)['id']}")
+    check_response(stored.json())
+
+
+@covers("websocket-sequential-responses")
 def test_websocket_answers_one_message_after_the_other(server: Server) -> None:
     with server.connect() as socket:
         ids = {
@@ -250,6 +373,7 @@ def test_websocket_answers_one_message_after_the_other(server: Server) -> None:
     assert len(ids) == 2
 
 
+@covers("websocket-continuation", "websocket-reconnect-store-false-recovery")
 def test_websocket_continues_a_response_that_is_not_stored(server: Server) -> None:
     with server.connect() as socket:
         first = server.turn(socket, store=False, input="Remember the code word: cobalt.")[1]
@@ -274,6 +398,7 @@ def assert_not_found(turn: Turn) -> None:
     assert error["error"]["message"]
 
 
+@covers("websocket-previous-response-not-found")
 def test_websocket_refuses_an_unknown_response(server: Server) -> None:
     with server.connect() as socket:
         assert_not_found(
@@ -281,6 +406,7 @@ def test_websocket_refuses_an_unknown_response(server: Server) -> None:
         )
 
 
+@covers("websocket-failed-continuation-evicts-cache")
 def test_failed_continuation_evicts_the_response_it_continued(server: Server) -> None:
     with server.connect() as socket:
         first = server.turn(socket, store=False, input="Remember the code word: ember.")[1]
@@ -294,6 +420,7 @@ def test_failed_continuation_evicts_the_response_it_continued(server: Server) ->
         )
 
 
+@covers("websocket-compact-new-chain")
 def test_websocket_continues_from_a_compaction(server: Server) -> None:
     output = server.post("responses/compact", COMPACT).json()["output"]
     with server.connect() as socket:
@@ -338,6 +465,7 @@ def test_pages_of_other_origins_cannot_connect(server: Server) -> None:
         check_events(server.turn(socket, store=False, input="Hello.")[0])
 
 
+@pytest.mark.slow
 def test_idle_connection_is_closed_when_the_server_stops() -> None:
     with served("scripted:") as client:
         found = Server(str(client.base_url))
