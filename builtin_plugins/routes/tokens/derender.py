@@ -10,6 +10,7 @@ state of the one before. The state holds the tokens so far, which are parsed aga
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, read_request, release_body
+from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.requests import choose_model, now
@@ -113,7 +115,8 @@ class DerenderRoutes:
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._on = bool(config.options.get(self.switch)) and engine.tokenizer is not None
-        self._options = AnswerOptions.from_options(config.options)
+        # Nothing is resumed: each event is a request of its own.
+        self._options = replace(AnswerOptions.from_options(config.options), resume_s=0)
         self._formats = OutputFormats.shared(engine, config.options)
 
     def routes(self) -> Sequence[Route]:
@@ -155,7 +158,9 @@ class DerenderRoutes:
         if fields.chat_request is None:
             engine = _PlainEngine(self._engine, [outputs], lambda index: context or ())
             formats = OutputFormats()
-        endpoint = ChatCompletions(engine, self._options, ChatPipeline(engine, formats))
+        endpoint = ChatCompletions(
+            engine, self._options, ChatPipeline(engine, formats), EventRuns()
+        )
         answer = await self._answer(
             request, endpoint, engine, fields, body, [generated], "chat_request"
         )
