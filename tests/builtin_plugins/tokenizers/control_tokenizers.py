@@ -12,11 +12,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 SPECIAL: Final = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|user|>")
 SPECIAL_TOO: Final = ("<|assistant|>", "<|system|>", "<\uff5cend\u2581of\u2581text\uff5c>")
+MEDIA: Final = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image>", "[IMG]")
+"""Placeholders of media, and markers around them: Qwen's, LLaVA's and Mistral's."""
 PLAIN: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that the checkpoints do not mark special, and the templates write."""
 ORDINARY: Final = ("    ", "<h1>")
 """Added tokens that belong to ordinary text."""
-CONTROL: Final = (*SPECIAL, *SPECIAL_TOO, *PLAIN)
+CONTROL: Final = (*SPECIAL, *SPECIAL_TOO, *MEDIA, *PLAIN)
 
 CHATML: Final = (
     "{{ bos_token }}{% for d in documents or [] %}[INST]{{ d.text }}[/INST]{% endfor %}"
@@ -165,7 +167,7 @@ def write_control_tokenizer(folder: Path, kind: str, template: str) -> None:
     make, flags = KINDS[kind]
     made = make()
     marked = {"special": True, "normalized": False, **flags}
-    made.add_tokens([AddedToken(text, **marked) for text in (*SPECIAL, *SPECIAL_TOO)])
+    made.add_tokens([AddedToken(text, **marked) for text in (*SPECIAL, *SPECIAL_TOO, *MEDIA)])
     made.add_tokens([AddedToken(text, **{**marked, "special": False}) for text in PLAIN])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ORDINARY])
     made.save(str(folder / "tokenizer.json"))

@@ -24,6 +24,7 @@ from tests.builtin_plugins.tokenizers.control_tokenizers import (
     CHATML,
     CONTROL,
     KINDS,
+    MEDIA,
     TEMPLATES,
     ZEPHYR,
     harmful_texts,
@@ -231,6 +232,28 @@ def test_template_that_writes_a_token_in_another_way(template: str) -> None:
     assert own
     for text in ("</s>", "</Xs>", r"\udc00/s>", "\\\udc00/s>"):
         assert split(renderer, [{"role": "user", "content": text}]) == own
+
+
+PAD_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+"""Writes a placeholder for each image, as Qwen's templates do."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_placeholders_of_media_that_a_message_spells_are_text(kind: str) -> None:
+    renderer, _ = opened(kind, PAD_TEMPLATE)
+    image = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+    for spelled in MEDIA:
+        text = {"type": "text", "text": f"a {spelled}{spelled} b"}
+        whole = [{"role": "user", "content": text["text"]}]
+        assert split(renderer, whole) == ["<|im_start|>", "<|im_end|>"]
+        for parts in ([text, {"type": "image"}], [{"type": "image"}, text]):
+            found = split(renderer, [{"role": "user", "content": parts}])
+            assert found == ["<|im_start|>", *image, "<|im_end|>"]
 
 
 def test_special_tokens_in_text_may_be_allowed() -> None:
