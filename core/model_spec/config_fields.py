@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class ConfigFields:
             raise ModelError(f"{name} in config.json is {value!r:.100}; it must be {expected}.")
         if value > MAX_COUNT:
             raise ModelError(
-                f"{name} in config.json is {value}; no model has more than {MAX_COUNT}."
+                f"{name} in config.json is {value!r:.100}; no model has more than {MAX_COUNT}."
             )
         return value
 
@@ -100,7 +100,8 @@ class ConfigFields:
 
 def positive(name: str, value: Any) -> float:
     """Return a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
         raise ModelError(f"{name} in config.json is {value!r:.100}; it must be a positive number.")
     return float(value)
 

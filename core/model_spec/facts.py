@@ -36,7 +36,7 @@ _ACTIVATIONS: Final = {
     "xielu": "xielu",
 }
 
-MAX_LAYERS: Final = 10_000
+MAX_LAYERS: Final = 1024
 MAX_POSITIONS: Final = 1 << 24
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from core.api import ModelError
 
 OPTION: Final = "speculative_config"
 HEAD_METHODS: Final = ("suffix", "eagle3", "eagle", "medusa", "mlp_speculator")
@@ -15,14 +16,16 @@ HEAD_METHODS: Final = ("suffix", "eagle3", "eagle", "medusa", "mlp_speculator")
 
 def read_head_config(folder: str) -> Mapping[str, Any]:
     """Return a folder's config.json; empty if it is missing or unreadable."""
+    # Lazy: every start imports this module.
+    from builtin_plugins.model_sources.api import read_settings_object
+
     path = Path(folder).expanduser() / "config.json"
     if not folder or not os.path.isfile(path):  # `Path.is_file` raises for too long names
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        return read_settings_object(path)
+    except ModelError:
         return {}  # the model loader reports the error
-    return config if isinstance(config, dict) else {}
 
 
 def method_of(config: Mapping[str, Any]) -> str:

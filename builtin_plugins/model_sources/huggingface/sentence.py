@@ -5,12 +5,14 @@ Supports the folders and fields of versions 2 to 5. Absent files are ignored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from builtin_plugins.model_sources.huggingface.settings_files import read_json
+from builtin_plugins.model_sources.settings_file import (
+    read_settings_json,
+    read_settings_object,
+)
 from core.api import ModelError
 from core.model_spec.pooling import DenseSpec, SentenceFacts
 
@@ -60,7 +62,7 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
         if kind == "Pooling":
             pooling = folder / name / "config.json"
             pooler = _pooler(pooling)
-            include_prompt = read_json(pooling).get("include_prompt") is not False
+            include_prompt = read_settings_object(pooling).get("include_prompt") is not False
         elif kind == "Dense":
             dense.append(_dense(folder / name / "config.json", name))
         normalize |= kind == "Normalize"
@@ -87,13 +89,13 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
     """Return class and folder of each module, in order."""
     if not path.is_file():
         return None
+    listed = read_settings_json(path)
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
         found = [
             (str(m["type"]).rpartition(".")[2], str(m["path"]))
             for m in sorted(listed, key=lambda m: m["idx"])
         ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"{path} is not a list of modules ({error!r}). Restore it from the model's source."
         ) from error
@@ -108,7 +110,7 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
 
 
 def _pooler(path: Path) -> str:
-    config = read_json(path)
+    config = read_settings_object(path)
     mode = config.get("pooling_mode")
     modes = mode.split("+") if isinstance(mode, str) else mode or ()
     if not isinstance(modes, (list, tuple)) or not all(isinstance(each, str) for each in modes):
@@ -124,7 +126,7 @@ def _pooler(path: Path) -> str:
 
 
 def _dense(path: Path, name: str) -> DenseSpec:
-    config = read_json(path)
+    config = read_settings_object(path)
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise ModelError(
@@ -162,4 +164,4 @@ def _transformer(folder: Path) -> Mapping[str, Any]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    return read_settings_object(path) if path.is_file() else {}

@@ -1,27 +1,13 @@
-"""Reading of a model's JSON files, and of its quantization config in any of its forms."""
+"""Reading of a model's quantization config in any of its forms."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from builtin_plugins.model_sources.settings_file import read_settings_object
 from core.api import ModelError
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises `ModelError` for an invalid file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} cannot be read as JSON: {error}. Restore it from the model's source."
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object. Restore it from the model's source.")
-    return value
-
 
 OLDER: Final = "compression_config"
 FIELDS: Final = ("quantization_config", OLDER)
@@ -58,7 +44,7 @@ def quantization_from_side_files(folder: Path, stated: Mapping[str, Any]) -> dic
     found = next((folder / name for name in SIDE_FILES if (folder / name).is_file()), None)
     if found is None or any(name in stated for name in FIELDS):
         return {}
-    facts = read_json(found)
+    facts = read_settings_object(found)
     inner = facts.get("quantization")  # ModelOpt nests all fields in it
     if isinstance(inner, Mapping):
         facts = dict(inner)

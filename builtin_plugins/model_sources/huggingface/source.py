@@ -19,12 +19,13 @@ from builtin_plugins.model_sources.huggingface.sentence import longest_text, rea
 from builtin_plugins.model_sources.huggingface.settings_files import (
     quantization_from_side_files,
     quantization_of,
-    read_json,
 )
 from builtin_plugins.model_sources.huggingface.text_part import default_of_text_part, text_part
 from builtin_plugins.model_sources.huggingface.tokens import check_tokens, read_token_rules
+from builtin_plugins.model_sources.settings_file import read_settings_object
 from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
 from core.api.models import ModelSource
+from core.model_spec.facts import MAX_POSITIONS
 
 _LENGTHS: Final = (
     "max_position_embeddings",
@@ -46,6 +47,8 @@ _SAMPLING: Final = {
 """Fields of generation_config.json, and the sampling parameters they set defaults of."""
 _STARTS: Final = ("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids")
 """Fields of encoder-decoder models that newer checkpoints have in generation_config.json."""
+MAX_NAME_LENGTH: Final = 200
+"""Length limit of an architecture's name, in characters."""
 DEFAULT_CONTEXT: Final = 2048
 """Context length of a config without one."""
 _ONE_FILE: Final = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth")
@@ -85,7 +88,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json. Give the model's folder.")
-    stated = _merge(read_json(path), config.model.hf_overrides)
+    stated = _merge(read_settings_object(path), config.model.hf_overrides)
     _refuse_variants(stated, path)
     generation, where = _generation(folder, config)
     check_tokens(stated, generation, path, where)
@@ -140,6 +143,11 @@ def _merge(stated: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 def _architecture(stated: Mapping[str, Any], path: Path) -> str:
     names = stated.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
+        if len(names[0]) > MAX_NAME_LENGTH:
+            raise ModelError(
+                f"{path}: architectures: got a name of {len(names[0])} characters; expected up to "
+                f"{MAX_NAME_LENGTH}. Restore the file from the model's source."
+            )
         return names[0]
     known = None if names else _causal_lm(stated.get("model_type"))
     if known is not None:
@@ -167,13 +175,13 @@ def _generation(folder: Path, config: EngineConfig) -> tuple[dict[str, Any], Pat
     choice = config.model.generation_config
     if choice in ("auto", "vllm"):
         path = folder / "generation_config.json"
-        return (read_json(path) if path.is_file() else {}), path
+        return (read_settings_object(path) if path.is_file() else {}), path
     path = Path(choice).expanduser() / "generation_config.json"
     if not path.is_file():
         raise ModelError(
             f"--generation-config: there is no {path}; give auto, vllm, or a folder that holds one."
         )
-    return read_json(path), path
+    return read_settings_object(path), path
 
 
 def _sampling(generation: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -231,9 +239,15 @@ def _context(stated: Mapping[str, Any], path: Path, whole: Mapping[str, Any]) ->
         or not isinstance(factor, (int, float))
     ):
         return length
-    if kind == "yarn" and isinstance(original, int):
-        return max(length, int(original * factor))
-    return max(1, int(length * factor))
+    stretches = kind == "yarn" and isinstance(original, int)
+    unscaled: int = original if stretches else length  # type: ignore[assignment]
+    if unscaled > MAX_POSITIONS or not unscaled * factor <= MAX_POSITIONS:
+        raise ModelError(
+            f"{path}: rotary scaling: got {unscaled!r:.100} positions and the factor "
+            f"{factor!r:.100}; expected a context of up to {MAX_POSITIONS} positions. Restore the "
+            "file from the model's source."
+        )
+    return max(length if stretches else 1, int(unscaled * factor))
 
 
 def _identity(folder: Path, stated: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import tokenizers
 
+from builtin_plugins.tokenizers.hf.library import encode_ids, encode_texts
 from core.api.serving import RenderedText
 
 _RESERVED: Final = re.compile(r"<[|\uff5c].+[|\uff5c]>")
@@ -153,7 +154,7 @@ class ControlTokens:
         """Return ids; control tokens outside the control spans are read as text."""
         plain = str(text)
         spans = [span for span in text.control_spans if plain[slice(*span)] in self._ids]
-        ids = _encode_fast(self._inner, plain)
+        ids = encode_ids(self._inner, plain, False)
         if not self._spells_unknown(plain, spans):
             expected = [self._ids[plain[slice(*span)]] for span in spans]
             counted = self._counted
@@ -176,7 +177,7 @@ class ControlTokens:
 
         Some of the template's may be missing: they are only read next to certain characters.
         """
-        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        encoding = encode_texts(self._inner, [text])[0]
         stops = {(start, self._ids[text[start:stop]]): stop for start, stop in spans}
         for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             # A token may absorb the spaces around it.
@@ -209,20 +210,20 @@ class _SecretTokens:
 
     def encode(self, text: str, spans: Sequence[Span]) -> list[int]:
         """Return ids, with control tokens at the spans only."""
-        ids = _encode_fast(self._inner, self._respell(text, spans))
+        ids = encode_ids(self._inner, self._respell(text, spans), False)
         expected = [self._ids[text[slice(*span)]] for span in spans]
         counted = self._counted
         if [i for i in ids if i in counted] == [i for i in expected if i in counted]:
             return ids
         # Those that are only read next to certain characters stay text.
         read = [span for span in spans if self._is_read(text, span)]
-        return _encode_fast(self._inner, self._respell(text, read))
+        return encode_ids(self._inner, self._respell(text, read), False)
 
     def _is_read(self, text: str, span: Span) -> bool:
         start, stop = span
         first = max(0, start - 1)
         near = self._respell(text[first : stop + 1], [(start - first, stop - first)])
-        return self._ids[text[start:stop]] in _encode_fast(self._inner, near)
+        return self._ids[text[start:stop]] in encode_ids(self._inner, near, False)
 
     def _respell(self, text: str, spans: Sequence[Span]) -> str:
         pieces = []
@@ -231,12 +232,6 @@ class _SecretTokens:
             pieces += [text[end:start], self._names[text[start:stop]]]
             end = stop
         return "".join([*pieces, text[end:]])
-
-
-def _encode_fast(inner: tokenizers.Tokenizer, text: str) -> list[int]:
-    # A batch of one, because `encode` holds the GIL and a long text would block all streams.
-    ids: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return ids
 
 
 def _spelt(index: int) -> str:

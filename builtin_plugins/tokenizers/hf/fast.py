@@ -13,11 +13,15 @@ import tokenizers
 from builtin_plugins.tokenizers.byte_level import byte_level_alphabet
 from builtin_plugins.tokenizers.chunked import ChunkedTokenizer, special_tokens_around
 from builtin_plugins.tokenizers.hf.control_tokens import ControlTokens, control_texts
+from builtin_plugins.tokenizers.hf.file_check import MAX_FILE_BYTES, check_tokenizer_file
+from builtin_plugins.tokenizers.hf.library import INTERRUPTS, decode_ids, encode_ids, encode_texts
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
 from builtin_plugins.tokenizers.token_bytes import TokenSpeller
+from builtin_plugins.weight_loaders.api import open_regular
 from core.api import ModelError
 from core.api.serving import RenderedText
+from core.model_spec.config_fields import MAX_COUNT
 
 LONG_CHARS: Final = 8192
 """Length in characters above which only the needed beginning of a text is tokenized."""
@@ -27,18 +31,21 @@ _CHARS_PER_TOKEN: Final = 8
 class FastTokenizer:
     """Tokenizer over the tokenizers library."""
 
-    def __init__(self, path: Path, settings: TokenizerSettings) -> None:
-        try:
-            self._inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise ModelError(
-                f"{path} is no tokenizer that can be read: {error}. Download it again."
-            ) from error
+    def __init__(
+        self, path: Path, settings: TokenizerSettings, *, is_trusted: bool = False
+    ) -> None:
+        """`is_trusted`: the file is loaded without a check of its regular expressions and sizes."""
+        self._inner = _load(path, is_trusted)
         self._inner.no_truncation()
         self._inner.no_padding()
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         added = self._inner.get_added_tokens_decoder()
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > MAX_COUNT:
+            raise ModelError(
+                f"{path}: the largest token id: got {self.vocab_size - 1}; expected up to "
+                f"{MAX_COUNT}. Download it again."
+            )
         self.text_size: int = (
             max(self._inner.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         )
@@ -93,11 +100,7 @@ class FastTokenizer:
         return ids if around is None else [*around[0], *ids, *around[1]]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch of one, because `encode` holds the GIL and a long text would block all streams.
-        ids: list[int] = self._inner.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )[0].ids
-        return ids
+        return encode_ids(self._inner, text, add_special_tokens)
 
     def encode_fitted(
         self, text: str, pair: str | None, max_tokens: int | None
@@ -110,7 +113,7 @@ class FastTokenizer:
             return ids, [0] * len(ids)
         # With two long texts, truncation may differ by one token from tokenizing both completely.
         texts = [self._beginning(each, max_tokens) for each in (text, pair) if each is not None]
-        parts = self._inner.encode_batch(texts, add_special_tokens=False)
+        parts = encode_texts(self._inner, texts)
         if max_tokens is not None:
             room = max(0, max_tokens - self._inner.num_special_tokens_to_add(pair is not None))
             for part, size in zip(parts, fitting([len(part) for part in parts], room), strict=True):
@@ -135,8 +138,7 @@ class FastTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return text; invalid or incomplete UTF-8 becomes U+FFFD."""
-        text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return decode_ids(self._inner, ids, skip_special_tokens)
 
     def joined_bytes(self, skip_special_tokens: bool) -> Mapping[int, bytes] | None:
         """Return each token's bytes; None if a text is not their concatenation."""
@@ -151,6 +153,29 @@ class FastTokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the token's spelling in the vocabulary; empty for unknown ids."""
         return self._inner.id_to_token(token_id) or ""
+
+
+def _load(path: Path, is_trusted: bool) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a file. Raises `ModelError` for one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ModelError(
+            f"{path}: got more than {MAX_FILE_BYTES} bytes; expected fewer. Download it again."
+        )
+    if not is_trusted:
+        check_tokenizer_file(path, content)
+    try:
+        return tokenizers.Tokenizer.from_buffer(content)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        raise ModelError(
+            f"{path} is no tokenizer that can be read: {error!s:.500}. Download it again."
+        ) from error
 
 
 def fitting(lengths: list[int], room: int) -> list[int]:

@@ -5,6 +5,7 @@ transformers.
 from __future__ import annotations
 
 import logging
+import os.path
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,10 @@ def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | Non
         )
         return None
     settings = read_settings(folder, config.model.chat_template)
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = FastTokenizer(folder / "tokenizer.json", settings)
-        _check_size(tokenizer, folder / "tokenizer.json", source)
+    path = folder / "tokenizer.json"
+    if os.path.lexists(path):  # anything but a file is an error, no other kind of tokenizer
+        tokenizer = FastTokenizer(path, settings, is_trusted=config.model.trust_remote_code)
+        _check_size(tokenizer, path, source)
         return tokenizer
     return _by_transformers(folder, settings, config.model.trust_remote_code)
 

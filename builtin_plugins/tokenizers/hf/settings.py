@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from core.api import ModelError
+from builtin_plugins.model_sources.api import read_settings_object, read_settings_text
 
 ROLES: Final = (
     "bos_token",
@@ -66,10 +65,12 @@ def _chat_template(folder: Path, stated: Mapping[str, Any]) -> str | dict[str, s
     path = folder / "chat_template.jinja"
     if path.is_file():
         others = {
-            file.stem: _read_text(file)
+            file.stem: read_settings_text(file)
             for file in sorted(folder.glob("additional_chat_templates/*.jinja"))
         }
-        return {"default": _read_text(path), **others} if others else _read_text(path)
+        return (
+            {"default": read_settings_text(path), **others} if others else read_settings_text(path)
+        )
     template = _read(folder / "chat_template.json").get("chat_template") or stated.get(
         "chat_template"
     )
@@ -91,17 +92,8 @@ def _template_text(template: str | Mapping[str, str] | None, given: str | None) 
     if given is not None and ("{" in given or "\n" in given):
         texts.append(given)
     elif given is not None and Path(given).is_file():
-        texts.append(_read_text(Path(given)))
+        texts.append(read_settings_text(Path(given)))
     return "\n".join(texts)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # without a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"{path} cannot be read: {error}. Restore it from where the model came."
-        ) from error
 
 
 def _text(value: Any) -> str | None:
@@ -111,14 +103,4 @@ def _text(value: Any) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} cannot be read as JSON: {error}. Restore it from where the model came."
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object. Restore it from where the model came.")
-    return value
+    return read_settings_object(path) if path.is_file() else {}

@@ -105,7 +105,7 @@ def _stored(path: Path, name: str, facts: Any, base: int, size: int) -> Stored:
         raise _fault(path, f"describes tensor {name!r:.100} as {facts!r:.100}")
     if dtype not in ITEM_BITS:
         raise ModelError(
-            f"{path} stores tensor {name!r:.100} as {dtype!r}, which is not one of "
+            f"{path} stores tensor {name!r:.100} as {dtype!r:.20}, which is not one of "
             f"{', '.join(ITEM_BITS)}."
         )
     needed = prod(shape) * ITEM_BITS[dtype] // 8

@@ -7,7 +7,6 @@ exists twice during a copy, so large tensors come first, when little else is loa
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import weakref
@@ -18,7 +17,9 @@ from typing import Final
 
 import torch
 
+from builtin_plugins.model_sources.api import read_settings_json
 from builtin_plugins.weight_loaders.safetensors.header import Stored, read_header
+from builtin_plugins.weight_loaders.safetensors.regular_file import open_regular
 from core.api import EngineConfig, ModelError
 from core.api.models import ModelSource
 
@@ -42,6 +43,8 @@ _DTYPES: Final = {
 }
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+MAX_INDEX_BYTES: Final = 64 << 20
+"""Size limit of an index; half a million tensors take less."""
 AHEAD_BYTES: Final = 1 << 28
 """Bytes of read-ahead into the page cache."""
 LARGE: Final = 10
@@ -133,11 +136,12 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(
                 f"{index} names weight files outside its folder; such a checkpoint is not read."
             )
-        missing = [name for name in shards if not (folder / name).is_file()]
+        # `Path.is_file` raises for names that are too long for a file.
+        missing = [name for name in shards if not os.path.isfile(folder / name)]
         if missing:
             raise ModelError(
                 f"{len(missing)} of {len(shards)} weight files named in {index} are missing: "
-                f"{', '.join(missing[:6])}. "
+                f"{', '.join(f'{name:.100}' for name in missing[:6])}. "
                 "Download them again."
             )
         return [folder / name for name in shards]
@@ -165,12 +169,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_index(index: Path) -> Mapping[str, str]:
     """Return the file of each tensor. Raises `ModelError` for a broken index."""
+    value = read_settings_json(index, MAX_INDEX_BYTES)
     try:
-        located = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
+        located = value["weight_map"]
         if all(isinstance(name, str) for name in located.values()):
             return dict(located)
         error: Exception = TypeError("a file name is no text")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as found:
+    except (KeyError, TypeError, AttributeError) as found:
         error = found
     raise ModelError(
         f"{index} is no index of weight files ({error!r}). Download it again."
@@ -181,8 +186,9 @@ def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tenso
     """Yield the tensors of one file, which stays mapped while one of them is referenced."""
     read_ahead_start = -AHEAD_BYTES
     large = sum(tensor.num_bytes for tensor in stored) // LARGE
-    with path.open("rb") as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    end = max(tensor.start + tensor.num_bytes for tensor in stored)
+    with open_regular(path) as file:
+        whole = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_COPY)
         for tensor in sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large)):
             if not read_ahead_start <= tensor.start < read_ahead_start + AHEAD_BYTES // 2:
                 read_ahead_start = tensor.start
