@@ -69,3 +69,8 @@ class Parent(Protocol):
         process while the server restarts, with options, the preserved descriptors by
         name, and the expected time of return (`time.monotonic`). SIGTERM ends it.
         """
+
+    def report_drained(self) -> None:
+        """Report that the server has stopped: this process is killed if it
+        does not end soon.
+        """

@@ -52,9 +52,9 @@ class Serve:
             status = self._serve(config, registry, outcome)
         except (EngineError, KeyboardInterrupt):
             if not outcome.restarts:
-                outcome.leave()
+                outcome.leave(1)
             raise
-        outcome.leave()
+        outcome.leave(status)
         return status
 
     def _serve(self, config: Any, registry: LoadedRegistry, parent: ParentHandle | None) -> int:

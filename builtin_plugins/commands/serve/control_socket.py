@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from builtin_plugins.commands.serve.child_processes import ChildProcesses
 from builtin_plugins.commands.serve.messages import (
     Answer,
+    Drained,
     Ended,
     Keep,
     Launch,
@@ -37,7 +38,10 @@ class Supervisor(Protocol):
     def on_serving(self, maintenance_target: str) -> None:
         """The server is up."""
 
-    def on_leave(self) -> None:
+    def on_drained(self) -> None:
+        """The server has stopped."""
+
+    def on_leave(self, status: int) -> None:
         """The API process will exit."""
 
 
@@ -107,6 +111,8 @@ class ControlSocket:
                 self._children.keep(request, descriptors)
             case Serving(maintenance_target):
                 self._supervisor.on_serving(maintenance_target)
-            case Leave():
-                self._supervisor.on_leave()
+            case Drained():
+                self._supervisor.on_drained()
+            case Leave(status):
+                self._supervisor.on_leave(status)
         return 0, []

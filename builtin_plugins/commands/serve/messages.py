@@ -55,11 +55,17 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
     stand_in: str
 
 
+class Drained(msgspec.Struct, frozen=True, tag=True):
+    """The server has stopped: no request is open any more."""
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Announce an intended exit; its status becomes the parent's."""
 
+    status: int
 
-Request = Launch | Ended | SendLine | Release | Keep | Serving | Leave
+
+Request = Launch | Ended | SendLine | Release | Keep | Serving | Drained | Leave
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from typing import Final
 
 from builtin_plugins.commands.serve.child_processes import ChildProcesses
 from builtin_plugins.commands.serve.control_socket import ControlSocket
+from builtin_plugins.commands.serve.end_deadline import EndDeadline
 from builtin_plugins.commands.serve.forks import Forks, send_signal
 from builtin_plugins.commands.serve.maintenance import MaintenanceServer
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
@@ -41,8 +42,6 @@ LONGEST_PAUSE_S: Final = 5.0
 """Maximum pause in seconds between two starts of a crashing API process."""
 SLOWDOWN: Final = 2.0
 """How much slower than on an idle core a start may be."""
-FORCE_S: Final = 10.0
-"""Seconds from the second signal to the kill."""
 NAME: Final = "engine-api"
 """Name of the API process in `ps -o comm`."""
 
@@ -73,18 +72,16 @@ class Parent:
         self._pid = 0
         self._status: int | None = None
         """Exit status of the API process."""
-        self._has_left = False
-        """Whether it announced its exit."""
         self._has_served = False
         """Whether any API process was ever up."""
         self._restarts = self._crash_count = 0
         self._since_s = self._ready_since_s = inf
         self._start_s = 1.0
         """Duration of the last start, or its estimate without loading an engine."""
-        self._num_signals = 0
+        self._deadline = EndDeadline(config.options.get("shutdown_timeout"))
         self._was_signalled = False
         """Whether the first signal was forwarded to the server."""
-        self._force_s = self._check_s = inf
+        self._check_s = inf
         self._reason = ""
 
     def run(self) -> ParentHandle | int:
@@ -154,9 +151,10 @@ class Parent:
         if self._is_bounded:
             limit_allocations(self._pid, self._limit_bytes)
         while not self._has_ended:
-            self._forks.wait(CHECK_S if self._limit_bytes or self._num_signals else None)
+            self._forks.wait(CHECK_S if self._limit_bytes or self._deadline.is_set else None)
             self._check_memory()
-            if time.monotonic() > self._force_s:
+            if self._deadline.is_over():
+                self._reason = "it did not end in time after a signal and was killed"
                 send_signal(self._pid, signal.SIGKILL, group=True)
         self._control_socket.close()
 
@@ -179,9 +177,7 @@ class Parent:
             for number in numbers:
                 if number == signal.SIGCHLD:
                     continue
-                self._num_signals += 1
-                if self._num_signals > 1:
-                    self._force_s = min(self._force_s, time.monotonic() + FORCE_S)
+                self._deadline.on_signal()
                 if not self._has_ended:
                     self._was_signalled = True
                     send_signal(self._pid, number)
@@ -207,9 +203,13 @@ class Parent:
         if self._limit_bytes:
             limit_allocations(self._pid, self._limit_bytes)
 
-    def on_leave(self) -> None:
+    def on_drained(self) -> None:
+        """Note that the server has stopped."""
+        self._deadline.on_drained()
+
+    def on_leave(self, status: int) -> None:
         """Note that the API process will exit."""
-        self._has_left = True
+        self._deadline.on_leave(status)
 
     def on_serving(self, maintenance_target: str) -> None:
         """Note that the server is up, and end the maintenance server."""
@@ -230,8 +230,8 @@ class Parent:
     def _exit_status(self) -> int | None:
         """Return the final exit status; None: restart the API process."""
         status = self._status or 0
-        if self._has_left:
-            return status if status >= 0 else 1
+        if self._deadline.status is not None:
+            return status if status >= 0 else self._deadline.status
         how = self._reason or (
             f"it exited with status {status}" if status >= 0 else _killed_by(-status)
         )
@@ -239,6 +239,9 @@ class Parent:
         if self._was_signalled:
             if not self._has_served:
                 return status if status in (-signal.SIGTERM, -signal.SIGINT) else 1
+            if self._deadline.has_drained:
+                log.error("the API process (pid %d) died without open requests: %s", self._pid, how)
+                return 0
             if was_ready:
                 log.error(
                     "the API process (pid %d) died with open requests: %s",
@@ -273,13 +276,13 @@ class Parent:
         pause_s = min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._crash_count - 1) - 1))
         until_s = time.monotonic() + pause_s
         self._maintenance.start(until_s + self._start_s)
-        while time.monotonic() < until_s and not self._num_signals:
+        while time.monotonic() < until_s and not self._deadline.num_signals:
             self._forks.wait(max(0.0, until_s - time.monotonic()))
-        return 0 if self._num_signals else None
+        return 0 if self._deadline.num_signals else None
 
     def _end(self) -> None:
         """Clean up; an API process that announced its exit has removed its own files."""
-        self._children.end(remove_paths=not self._has_left)
+        self._children.end(remove_paths=self._deadline.status is None)
         for pid in (self._pid if self._status is None else 0, self._maintenance.pid):
             if pid:
                 send_signal(pid, signal.SIGKILL, group=True)

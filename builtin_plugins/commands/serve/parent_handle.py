@@ -15,6 +15,7 @@ from typing import Any
 
 from builtin_plugins.commands.serve.messages import (
     Answer,
+    Drained,
     Ended,
     Keep,
     Launch,
@@ -104,10 +105,15 @@ class ParentHandle:
         """Report that the server is up."""
         self._request(Serving(maintenance_target))
 
-    def leave(self) -> None:
+    def report_drained(self) -> None:
+        """Report that the server has stopped: this process is killed if it does not end soon."""
+        with contextlib.suppress(EngineDead):
+            self._request(Drained())
+
+    def leave(self, status: int) -> None:
         """Report an intended exit, after which there is no restart."""
         with contextlib.suppress(EngineDead):
-            self._request(Leave())
+            self._request(Leave(status))
 
     def status_of(self, pid: int) -> int:
         """Return the exit status of an ended process."""

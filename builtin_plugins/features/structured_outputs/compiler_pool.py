@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import weakref
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from builtin_plugins.executors.api import Connected, Failed, Start
 from builtin_plugins.features.structured_outputs.fork_server import WARM, Handshake
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from core.api import EngineConfig, Registry
 
 
+_END_S: Final = 1.0
+
+
 def make_compiler_pool(config: EngineConfig, registry: Registry) -> CompilerPool:
     """Return a fork server on Linux with ZeroMQ installed, threads elsewhere."""
     if sys.platform == "linux" and find_spec("zmq") is not None:
@@ -45,6 +50,9 @@ class CompilerPool(Protocol):
 
     def spawn(self) -> tuple[socket.socket, Mask]:
         """Return the socket and the mask buffer of a new grammar process."""
+
+    def was_killed(self) -> bool:
+        """Return whether it has ended, killed from outside."""
 
     def close(self) -> None:
         """End it and all its grammar processes; safe to call twice."""
@@ -124,6 +132,12 @@ class ForkServer:
             os.close(memory)
         return ours, buffer
 
+    def was_killed(self) -> bool:
+        """Return whether SIGKILL has ended it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.process.wait(_END_S)  # its sockets close just before its end
+        return self._child.was_killed
+
     def close(self) -> None:
         """Kill it; the system kills its forks."""
         self._end()
@@ -158,6 +172,10 @@ class ThreadPool:
 
         threading.Thread(target=run, name="grammar", daemon=True).start()
         return ours, buffer
+
+    def was_killed(self) -> bool:
+        """Return False."""
+        return False
 
     def close(self) -> None:
         """Do nothing: a thread ends when its socket is closed."""

@@ -207,7 +207,7 @@ class ConstrainedOutputs:
         error = output.error or RequestFailed("there is no mask")
         if isinstance(error, GrammarLost):
             fault = RemoteError("RequestFailed", str(error))
-            return MaskLost(output.owner, self._rank, fault, error.pid)
+            return MaskLost(output.owner, self._rank, fault, error.pid, error.is_killed)
         if not isinstance(error, InvalidRequest):
             text = f"a constrained request failed: {error}"
             self._rate_limited.error(output.handle.kind, text, error)

@@ -53,10 +53,12 @@ class BudgetExceeded(InvalidRequest):
 class GrammarLost(RequestFailed):
     """A grammar process died of no fault of a request that is known; another one may be tried."""
 
-    def __init__(self, message: str, pid: int = 0) -> None:
+    def __init__(self, message: str, pid: int = 0, *, is_killed: bool = False) -> None:
         super().__init__(message)
         self.pid = pid
         """The process; 0 if it had not started."""
+        self.is_killed = is_killed
+        """It is known that the process was killed from outside."""
 
 
 class ProcessState(IntEnum):

@@ -36,7 +36,7 @@ LOW_PRIORITY_AFTER_S: Final = 0.01
 """CPU time of a mask or a compilation after which its process gets the lowest priority."""
 MAX_COMPILE_WAIT_S: Final = 120.0
 """Maximum wait of a constraint for its compilation to start and end."""
-MAX_LOST: Final = 3
+MAX_LOST: Final = 8
 """Grammar processes of one request that may die at one token before it fails."""
 _POLL_S: Final = 0.01
 _OPTION: Final = "--structured-outputs-config"
@@ -186,7 +186,8 @@ class GrammarProcessPool:
                 except (OSError, EngineDead) as error:
                     log.warning("the fork server of grammar processes is replaced: %s", error)
                     text = "structured_outputs: the fork server has exited; send the request again."
-                    self._fail_all(GrammarLost(text))
+                    is_killed = self._compilers is not None and self._compilers.was_killed()
+                    self._fail_all(GrammarLost(text, is_killed=is_killed))
                 except EngineError as error:
                     self._fail_all(error)
                 except Exception as error:  # no request may wait forever

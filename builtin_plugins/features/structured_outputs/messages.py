@@ -81,6 +81,8 @@ class MaskLost(msgspec.Struct, array_like=True, frozen=True, tag=True):
     fault: RemoteError
     pid: int = 0
     """The process; 0 if it had not started."""
+    is_killed: bool = False
+    """It is known that the process was killed from outside."""
 
 
 MaskMessage = MaskReady | MaskTiming | MaskLate | MaskFailed | MaskLost

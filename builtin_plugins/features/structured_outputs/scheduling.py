@@ -31,8 +31,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[MaskMessage]).decode
 _decode_bounds = msgspec.msgpack.Decoder(ReasoningBounds).decode
 _NEVER: Final = -1
-MAX_LOST: Final = 3
+MAX_LOST: Final = 8
 """Grammar processes that may die at one token of a request before it fails."""
+MAX_LOST_S: Final = 120.0
+"""Time without a mask after which a request fails, if what is killed is the fork server."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class _ConstrainedRequest:
     lost_pids: list[int] = field(default_factory=list)
     """Grammar processes that died at `lost_at` tokens; 0 for one that had not started."""
     lost_at: int = _NEVER
+    lost_s: float = 0.0
+    """Time of the first loss at `lost_at` tokens."""
     since_s: float = field(default_factory=time.monotonic)
     outcome: Outcome = field(default_factory=Outcome)
     """Results so far, for the admission half."""
@@ -173,8 +177,14 @@ class MaskScheduler:
         """Rebuild the mask from the request's tokens, unless process after process dies."""
         if known.lost_at != known.request.num_tokens:
             known.lost_at = known.request.num_tokens
+            known.lost_s = time.monotonic()
             known.lost_pids.clear()
-        if message.pid == 0 or message.pid not in known.lost_pids:  # several steps may report it
+        if message.is_killed:
+            if time.monotonic() - known.lost_s > MAX_LOST_S:
+                text = "structured_outputs: the fork server is killed again and again; retry later."
+                self._fail(known, RemoteError("QueueFull", text))
+                return
+        elif message.pid == 0 or message.pid not in known.lost_pids:  # steps may report it twice
             known.lost_pids.append(message.pid)
         if len(known.lost_pids) > MAX_LOST:
             self._fail(known, message.fault)

@@ -199,8 +199,8 @@ def _connection_limits() -> list[Option]:
         ),
         Option(
             "shutdown_timeout",
-            Annotated[float, Range(0, YEAR_S)] | None,
-            None,
-            "Seconds open requests get after a signal; default: no limit.",
+            Annotated[float, Range(0, YEAR_S)],
+            300.0,
+            "Seconds open requests get after a signal.",
         ),
     ]

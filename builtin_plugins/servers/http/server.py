@@ -104,6 +104,8 @@ class HttpServer:
         server = self._server = _Server(
             self._uvicorn_config(), self._engine, self.app, self._options, self._announce
         )
+        if self.parent is not None:
+            server.drained = self.parent.report_drained
         access = logging.getLogger("uvicorn.access")
         hidden = self._options.get("disable_access_log_for_endpoints") or ""
         is_logged = partial(
@@ -181,6 +183,8 @@ class _Server(uvicorn.Server):
         self._announce = announce
         self._shutdown_timeout_s = _shutdown_timeout(options)
         self._certificates = tls_files(options) if options.get("enable_ssl_refresh") else {}
+        self.drained: Callable[[], None] = lambda: None
+        """Called at the end of the shutdown; threads of requests may still run."""
         self.engine_died = False
         """Whether the engine died for good while the server was running."""
 
@@ -218,6 +222,7 @@ class _Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             self._watcher.cancel()
+            self.drained()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, abort at the second."""

@@ -296,7 +296,7 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
                     return canonical(path, events)
     except httpx.TransportError as error:
         raise Cut from error
-    if events and events[-1].get("type") in ENDS:
+    if events and events[-1].get("type") in (*ENDS, "response.failed"):
         return canonical(path, events)
     raise Cut
 
@@ -308,6 +308,8 @@ def canonical(path: str, events: list[Any]) -> str:
         raise AssertionError(f"{path}: {failed[0]}")
     if path == "/v1/responses":
         last = events[-1]["response"]
+        if last["status"] == "failed":
+            raise AssertionError(f"{path}: {last['error']}")
         shown = {name: last[name] for name in ("output", "status", "usage")}
         shown["usage"].pop("input_tokens_details", None)
         return _VOLATILE.sub("", json.dumps(shown))

@@ -138,9 +138,10 @@ def test_request_fails_after_process_after_process_died_at_one_token() -> None:
         scheduler.may_start(known)
         scheduler.result(msgspec.msgpack.encode([MaskLost("a", 0, fault, pid)]))
 
-    for pid in (1, 1, 2, 2, 3, 3):  # both steps in flight report a process
-        lose(pid)
-    assert recomputed == [("a", 4)] * 6
+    for pid in range(MAX_LOST):
+        lose(100 + pid)
+        lose(100 + pid)  # both steps in flight report it
+    assert recomputed == [("a", 4)] * 2 * MAX_LOST
     known.num_tokens = 6
     for pid in range(4, 4 + MAX_LOST):
         lose(pid)
