@@ -33,6 +33,8 @@ _TUNNELS: Final = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "64
 """IPv6 addresses that reach IPv4 addresses of any kind through a tunnel."""
 _METADATA: Final = frozenset(map(ipaddress.ip_address, ("168.63.129.16", "169.254.169.254")))
 """Services of clouds with credentials; the first one has a public address."""
+_LOCALHOST: Final = "localhost"
+_LOOPBACK: Final = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
 _PORTS: Final = {"http": 80, "https": 443}
 ACTION: Final = "Send the image as a data: URL."
 
@@ -133,6 +135,8 @@ class AllowedSources:
                 self._parents.append(f".{name}" if name else "")
             else:
                 self._names.add(name)
+            if name == _LOCALHOST:  # which no other machine can be
+                self._networks.extend(_LOOPBACK)
 
     def check_host(self, host: str, field: str) -> None:
         """Raise `InvalidRequest` unless the list has the host, or a network with it."""

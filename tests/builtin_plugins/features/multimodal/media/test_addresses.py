@@ -142,3 +142,16 @@ def test_any_address_is_public_or_not_in_all_its_forms(
         embedded = ipaddress.IPv6Address(int(ipaddress.IPv6Address("64:ff9b::")) + int(address))
         assert is_public(embedded) == public
     assert not (public and (address.is_private or address.is_loopback or address.is_multicast))
+
+
+def test_localhost_on_the_list_is_this_machine_and_no_other() -> None:
+    sources = AllowedSources(["localhost"])
+    for host in ("localhost", "127.0.0.1", "::1"):
+        sources.check_host(host, FIELD)
+    for address in ("127.0.0.1", "::1"):
+        sources.check_address(address, FIELD)
+    for address in ("10.0.0.1", "169.254.169.254", "fe80::1"):
+        with pytest.raises(InvalidRequest, match="not public"):
+            sources.check_address(address, FIELD)
+    with pytest.raises(InvalidRequest, match="not public"):
+        ALL.check_address("127.0.0.1", FIELD)

@@ -313,7 +313,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     file = tmp_path_factory.mktemp("tls") / "a.test.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a.test"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=a.test",
+    ]
     name = ["-addext", "subjectAltName=DNS:a.test"]
     made = [*command, *name, "-keyout", str(file), "-out", f"{file}.crt"]
     subprocess.run(made, check=True, capture_output=True)
