@@ -103,6 +103,18 @@ MODEL_MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ("names an unknown field", "params: tuple[str, ...] = ()", 'params = ("no_such",)'),
         ("sorts rows by index", "logits[i, self", "logits[len(rows.rows) - 1 - i, self"),
     ),
+    "input_processors": (
+        ("has no tokens", "IMAGE * 4, 4,", '"", 0,'),
+        ("leaves an item out", "expand_text(prompt, items, ", "prompt if True else (items, "),
+        ("has no identity", 'self.identity = "acme 1"', 'self.identity = ""'),
+        ("has a number as identity", 'self.identity = "acme 1"', "self.identity = 1"),
+        (
+            "adds noise",
+            "torch.from_numpy(np.stack(quarters))",
+            "torch.rand(4, 3)",
+        ),
+        ("names its tensors at random", '{"colours": colours}', "{str(id(colours)): colours}"),
+    ),
     "poolers": (
         ("takes the first only", "(hidden[:1] + hidden[-1:]) / 2", "hidden[:1]"),
         ("takes the sum", ") / 2", ")"),

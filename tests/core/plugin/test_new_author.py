@@ -71,6 +71,7 @@ ACTS: Final[Mapping[str, Act]] = {
         answer='"h',
     ),
     "runners": Act("self.num_tokens += len(hidden)", ("--runner", "acme")),
+    "input_processors": Act("pixels = np.asarray", command=("plugins", "check", "acme")),
     "poolers": Act(
         "return (hidden[:1]",
         ("--runner", "pooling", "--pooler-config", '{"pooling_type": "acme"}'),
