@@ -97,8 +97,6 @@ class _Reader:
         if character == "[":
             return Chars(self._class())
         self.at += 1
-        if character == "]":
-            raise self.error(r"an unescaped ']' (write \])")
         if character == "^":
             return Assertion("start")
         if character == "$":

@@ -182,6 +182,12 @@ class Alternatives:
         opposites = self.opposites(goal)
         return opposites[0] if opposites else NOTHING
 
+    def implies(self, goal: Goal, other: Goal) -> bool:
+        """Return whether it is certain and simple to see that a goal's values fit another one."""
+        return all(
+            self._emptiness.is_surely_empty(goal | opposite) for opposite in self.opposites(other)
+        )
+
     def exactly_one(self, goals: list[Goal], kind: str, near: Any) -> list[Any]:
         """Return the facts of values for which one goal holds and no other does."""
         return self._one_of.exactly_one(goals, kind, near)

@@ -143,6 +143,17 @@ class Strings:
             and not any(language.dfa.matches(text) for language in self.outside)
         )
 
+    def surely_within(self, other: Strings) -> bool:
+        """Return whether it is simple to see that the other's constraints hold for each text."""
+        return (
+            {language.key for language in other.within} <= {lang.key for lang in self.within}
+            and {language.key for language in other.outside} <= {lang.key for lang in self.outside}
+            and other.low <= self.low
+            and (other.high is None or (self.high is not None and self.high <= other.high))
+            and (other.texts is None or (self.texts is not None and self.texts <= other.texts))
+            and other.others <= self.others
+        )
+
     def dfa(self) -> Dfa:
         """Return the product of the languages, without the bounds on the length."""
         return _product(self.within, self.outside)

@@ -9,6 +9,7 @@ from typing import Final
 from builtin_plugins.grammar_backends.schema_compiler.alternatives import Alternatives
 from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
 from builtin_plugins.grammar_backends.schema_compiler.facts import (
+    ANYTHING,
     NEVER,
     NOTHING,
     Goal,
@@ -62,16 +63,14 @@ class Shapes:
 
     def of(self, facts: Objects) -> Iterator[ObjectShape]:
         """Yield the shapes of objects; together they are exact."""
-        if not facts.witnesses:
+        witnesses = self._needed(facts)
+        if not witnesses:
             yield self._shape(facts, None)
             return
-        witness, *others = facts.witnesses
-        rest = tuple(others)
-        names = dict.fromkeys(
-            [*(name for goals in facts.sets for name in goals.names), *facts.required]
-        )
-        for name in names:
-            if witness.names.fits(name):
+        witness = witnesses[0]
+        rest = tuple(witnesses[1:])
+        for name in _names_of(facts):
+            if witness.names.fits(name) and NEVER not in _goal_of(facts, name):
                 found = PropertySet({name: witness.goal}, is_explicit=False)
                 yield from self.of(
                     replace(
@@ -81,21 +80,55 @@ class Shapes:
                         witnesses=rest,
                     )
                 )
-        if rest:
+        shape = self._shape(facts, witness)
+        if shape.last and rest:
             raise UnsupportedSchemaError(
                 "additionalProperties", "must fail for several properties at once"
             )
-        shape = self._shape(facts, witness)
         if shape.last:
             yield shape
 
-    def _shape(self, facts: Objects, witness: Witness | None) -> ObjectShape:
-        names = dict.fromkeys(
-            [*(name for goals in facts.sets for name in goals.names), *facts.required]
+    def _needed(self, facts: Objects) -> list[Witness]:
+        """Return the witnesses of an object without those that are there in any case."""
+        if len(facts.witnesses) < 2 and not facts.required:
+            return [*facts.witnesses]
+        found: list[Witness] = []
+        pending = [
+            replace(part, goal=ANYTHING) if self._is_any(facts, part) else part
+            for part in facts.witnesses
+            if not any(
+                part.names.fits(name) and self._known.implies(_goal_of(facts, name), part.goal)
+                for name in facts.required
+            )
+        ]
+        while pending:
+            part = pending.pop(0)
+            if not any(
+                part.goal <= other.goal and other.names.surely_within(part.names)
+                for other in (*found, *pending)
+            ):
+                found.append(part)
+        return found
+
+    def _is_any(self, facts: Objects, witness: Witness) -> bool:
+        """Return whether each property with a fitting name is a witness."""
+        implies = self._known.implies
+        names = _names_of(facts)
+        return all(
+            implies(_goal_of(facts, name), witness.goal)
+            for name in names
+            if witness.names.fits(name)
+        ) and all(
+            implies(goal, witness.goal)
+            for keys, goal, _ in self._others(facts, frozenset(names))
+            if (both := keys.merge(witness.names)) is not None and not both.is_empty()
         )
+
+    def _shape(self, facts: Objects, witness: Witness | None) -> ObjectShape:
+        names = _names_of(facts)
         named = []
         for name in names:
-            goal: Goal = frozenset().union(*(goals.goal(name) for goals in facts.sets))
+            goal = _goal_of(facts, name)
             if not all(self._fits(name, names_goal) for names_goal in facts.names):
                 goal = NOTHING
             if NEVER not in goal or name in facts.required:
@@ -159,6 +192,14 @@ class Shapes:
                         found.append(both)
             some = found
         yield from (part for part in some if not part.is_empty())
+
+
+def _names_of(facts: Objects) -> dict[str, None]:
+    return dict.fromkeys([*(name for goals in facts.sets for name in goals.names), *facts.required])
+
+
+def _goal_of(facts: Objects, name: str) -> Goal:
+    return frozenset().union(*(goals.goal(name) for goals in facts.sets))
 
 
 def _value(goals: PropertySet, inside: frozenset[tuple[str, bool]]) -> Goal:
