@@ -17,7 +17,9 @@ from core import LLM
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
 from tests.builtin_plugins.models.vision.parity import (
     AGAIN,
+    LONG_TOKENS,
     NONE,
+    NUM_TOKENS,
     ONE,
     OTHER,
     THREE,
@@ -53,8 +55,8 @@ class Served:
     def start(self, **settings: Any) -> LLM:
         return LLM(str(self.folder), **{**SETTINGS, **settings})
 
-    def check(self, llm: LLM, *cases: Any) -> list[Any]:
-        outputs = generate(llm, self.image, cases)
+    def check(self, llm: LLM, *cases: Any, num_tokens: int = NUM_TOKENS) -> list[Any]:
+        outputs = generate(llm, self.image, cases, num_tokens)
         for case, output in zip(cases, outputs, strict=True):
             self.reference.check(case, output)
         return outputs
@@ -93,7 +95,7 @@ def test_another_image_is_no_prefix_hit(served: Served, llm: LLM) -> None:
 @pytest.mark.slow
 def test_preempted_requests_equal_transformers(served: Served) -> None:
     with served.start(num_gpu_blocks_override=14, enable_prefix_caching=False) as llm:
-        served.check(llm, *[THREE, ONE, OTHER, AGAIN] * 2)
+        served.check(llm, *[ONE, OTHER] * 3, THREE, num_tokens=LONG_TOKENS)
         assert llm.core.scheduler.num_preemptions > 0
 
 
