@@ -154,12 +154,13 @@ class MultimodalAdmission:
             for item, own in zip(answer.items, runs, strict=True)
         ]
         longest = max((run.length for own in runs for run in own), default=0)
-        budget = self._config.scheduler.max_num_batched_tokens or 0
+        budget = self._settings.chunk_tokens
         if self._facts.look_ahead and longest > budget:
             raise InvalidRequest(
                 DATA,
                 f"got an item of {longest} tokens that a step computes together; expected at most "
-                f"{budget} (--max-num-batched-tokens). Send a smaller one.",
+                f"{budget} (--max-num-batched-tokens, --long-prefill-token-threshold). Send a "
+                "smaller one.",
             )
         spans = [
             Span(run.start, run.length, f"{item.modality}.{run.row}", item.content_hash)

@@ -23,6 +23,7 @@ from builtin_plugins.features.multimodal.messages import (
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from core.api.execution import StepPlan
+from core.api.features import RunningRows
 
 _decode = msgspec.msgpack.Decoder(RequestItems).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,6 +56,10 @@ class EncoderScheduler:
         """Embeddings by content hash, the least recently used first."""
         self._planned: dict[bytes, int] = {}
         """Items that chunks of the step under construction need encoded."""
+        self._pauses_decodes = False
+        """Whether a run of tokens waits for a step whose budget it has alone: the budget of steps
+        with decode rows may be smaller than the run.
+        """
         self.counters: Final = Counters()
 
     # --- requests
@@ -91,12 +96,22 @@ class EncoderScheduler:
         for item, run in _runs_between(items, start, end):
             is_cut = run.start + run.length > end
             if items.look_ahead and is_cut:
+                self._pauses_decodes |= run.start <= start
                 end = max(start, run.start)
                 break
             if not self._may_encode(item):
                 end = max(start, run.start)
                 break
         return end - start
+
+    def is_active(self) -> bool:
+        """Return whether the next step has no decode rows."""
+        return self._pauses_decodes
+
+    def limits(self, rows: RunningRows) -> dict[int, int]:
+        """Return a limit of no tokens for all decode rows, for one step."""
+        self._pauses_decodes = False
+        return dict.fromkeys(rows.rows.tolist(), 0)
 
     def _may_encode(self, item: RequestItem) -> bool:
         """Plan to encode an item, unless it is cached; False if the step's budget is used up."""

@@ -26,6 +26,8 @@ class Settings:
     """Size of the encoder cache in embeddings."""
     step_tokens: int
     """Embeddings that one step encodes, unless a single item is larger."""
+    chunk_tokens: int
+    """Longest chunk of a prompt."""
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Settings:
@@ -39,4 +41,5 @@ class Settings:
             store_bytes=int(options.get("mm_processor_cache_gb", 4.0) * GIB),
             cache_tokens=options.get("mm_encoder_cache_tokens") or max(4 * step_tokens, 16384),
             step_tokens=step_tokens,
+            chunk_tokens=min(budget, config.scheduler.long_prefill_token_threshold or budget),
         )

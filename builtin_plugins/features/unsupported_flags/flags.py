@@ -27,7 +27,6 @@ def _any(*values: Any) -> Callable[[Any], bool]:
 
 
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "mm_processor_cache_gb": _any(0),
     "swap_space": _any(0),
     "api_server_count": _any(1),
     "cp_kv_cache_interleave_size": _any(1),

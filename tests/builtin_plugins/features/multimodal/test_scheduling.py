@@ -1,0 +1,170 @@
+"""The scheduler half: encoder cache, budget of steps, whole spans, holders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builtin_plugins.features.multimodal.messages import (
+    NAME,
+    ItemRun,
+    RequestItem,
+    RequestItems,
+    StepItems,
+)
+from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
+from builtin_plugins.features.multimodal.settings import Settings
+from builtin_plugins.features.multimodal.store import TensorStore
+from core.step import Span
+from tests.core.scheduler.fake_worker import VOCAB, Engine
+
+BUDGET = 16
+
+
+def limits(cache_tokens: int = 40, step_tokens: int = 12) -> Settings:
+    return Settings(8, {}, 0, cache_tokens, step_tokens, BUDGET)
+
+
+def key_of(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+class Batch:
+    """An engine with requests that have items, and the encoder cache of a worker."""
+
+    def __init__(self, settings: Settings, folder: str = "/nowhere", **engine: Any) -> None:
+        self.half = EncoderScheduler(settings)
+        self.engine = Engine(extensions=[self.half], budget=BUDGET, **engine)
+        self.folder = folder
+        self.cached: set[bytes] = set()
+        self.encoded: list[bytes] = []
+        self.items: dict[str, RequestItems] = {}
+        self.rows: dict[int, str] = {}
+        self.done = 0
+
+    def add(
+        self, name: str, parts: list[tuple[int, int]], *, look_ahead: bool = False, holder: str = ""
+    ) -> None:
+        """Add a request; parts are (text tokens, item of as many tokens as its number)."""
+        prompt: list[int] = []
+        items = []
+        for gap, number in parts:
+            prompt += [1 + len(prompt) % 5] * gap
+            run = ItemRun(len(prompt), number, 0)
+            prompt += [VOCAB - 1] * number
+            items.append(RequestItem("image", key_of(number), number, [run]))
+        prompt.append(3)
+        message = RequestItems(self.folder, holder or name, items, look_ahead)
+        self.items[name] = message
+        spans = tuple(
+            Span(run.start, run.length, "image.0", item.content_hash)
+            for item in items
+            for run in item.runs
+        )
+        features = {NAME: msgspec.msgpack.encode(message)}
+        self.engine.add(name, prompt, 3, eos_token_ids=(), features=features, spans=spans)
+
+    def run(self) -> None:
+        for _ in range(2000):
+            if not self.engine.scheduler.has_work:
+                break
+            self.engine.step()
+            for plan in self.engine.plans[self.done :]:
+                self._apply(plan)
+            self.done = len(self.engine.plans)
+        assert not self.engine.scheduler.has_work
+
+    def _apply(self, plan: Any) -> None:
+        self.rows |= {new.row: new.request_id for new in plan.new}
+        payload = plan.payloads.get(NAME)
+        step = StepItems() if payload is None else msgspec.msgpack.decode(payload, type=StepItems)
+        self.cached -= set(step.drop)
+        assert not self.cached & set(step.encode), "an item of the cache was encoded again"
+        self.cached |= set(step.encode)
+        self.encoded += step.encode
+        needed: dict[bytes, int] = {}
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            message = self.items[self.rows[row]]
+            for item in message.items:
+                for run in item.runs:
+                    end = run.start + run.length
+                    if run.start < start + count and end > start:
+                        needed[item.content_hash] = item.num_tokens
+                        if message.look_ahead:
+                            assert end <= start + count, "a span was cut"
+        assert set(needed) <= self.cached
+        if needed:
+            size = sum(key[0] for key in self.cached)
+            assert size <= max(self.half._settings.cache_tokens, sum(needed.values()))
+        new = [key[0] for key in step.encode]
+        assert sum(new) <= self.half._settings.step_tokens or len(new) == 1
+
+
+requests = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 14)), min_size=1, max_size=3),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60)
+@given(requests, st.booleans(), st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 2]))
+def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
+    parts: list[list[tuple[int, int]]], look_ahead: bool, cache: int, step: int, depth: int
+) -> None:
+    batch = Batch(limits(cache, step), depth=depth, max_model_len=80, num_blocks=48)
+    for number, each in enumerate(parts):
+        batch.add(f"r{number}", each, look_ahead=look_ahead)
+    batch.run()
+    batch.engine.check_idle()
+    assert len(batch.engine.finished) == len(parts)
+    assert batch.half.counters.encoded == len(batch.encoded)
+
+
+def test_equal_items_are_encoded_once_and_prefix_hits_never() -> None:
+    batch = Batch(limits())
+    batch.add("a", [(3, 8), (2, 5)])
+    batch.add("b", [(3, 8), (2, 5)])
+    batch.run()
+    batch.add("c", [(3, 8), (2, 5)])
+    batch.run()
+    assert sorted(batch.encoded) == [key_of(5), key_of(8)]
+
+
+def test_an_evicted_item_is_encoded_once_more() -> None:
+    batch = Batch(limits(cache_tokens=8), prefix_caching=False)
+    for number, name in ((8, "a"), (7, "b"), (8, "c")):
+        batch.add(name, [(2, number)])
+        batch.run()
+    assert batch.encoded == [key_of(8), key_of(7), key_of(8)]
+    assert batch.half.counters.evicted == 2
+    assert batch.half.gauges()["mm_encoder_runs_total"] == 3
+
+
+def test_a_span_longer_than_mixed_steps_pauses_decode_rows() -> None:
+    batch = Batch(limits(), max_mixed_prefill_tokens=6, max_model_len=64)
+    batch.engine.add("text", [1, 2, 3], 40, eos_token_ids=())
+    batch.items["text"] = RequestItems("", "", [])
+    batch.engine.step()
+    batch.add("image", [(2, 14)], look_ahead=True)
+    batch.run()
+    ended = list(batch.engine.finished)
+    assert ended == ["image", "text"], "the image waited for the whole text"
+    batch.engine.check_outputs()
+
+
+def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> None:
+    store = TensorStore(str(tmp_path))
+    store.open()
+    (tmp_path / "held" / "both").mkdir()
+    batch = Batch(limits(), folder=str(tmp_path))
+    batch.add("a#0", [(2, 4)], holder="both")
+    batch.add("a#1", [(2, 4)], holder="both")
+    batch.engine.abort("a#0")
+    assert list(store.holders()) == ["both"]
+    batch.run()
+    assert list(store.holders()) == []
