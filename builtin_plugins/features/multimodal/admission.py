@@ -21,6 +21,7 @@ from builtin_plugins.features.multimodal.messages import (
 from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_host import ProcessorHost
 from builtin_plugins.features.multimodal.settings import Settings
+from builtin_plugins.features.multimodal.store import TensorStore
 from core.api import EngineConfig, InvalidRequest, Registry
 from core.api.execution import Span
 from core.api.features import AdmissionContext, PendingRequest, Unsupported
@@ -94,8 +95,11 @@ class MultimodalAdmission:
         answer = self._host.prepare(message)
         if answer.error_field:
             raise InvalidRequest(answer.error_field, answer.error)
-        prompt = self._read(request, answer)
-        return self._placed(request, prompt, answer, holder)
+        try:
+            return self._placed(request, self._read(request, answer), answer, holder)
+        except Exception:
+            TensorStore(self._host.folder).release(holder)
+            raise
 
     def _items(self, data: Any, uuids: Any) -> list[RawItem]:
         """Return the items of a request, by modality."""

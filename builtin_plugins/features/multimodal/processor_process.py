@@ -69,23 +69,26 @@ class ProcessorWorker:
         self._store = store
 
     def answer(self, request: Prepare) -> Prepared:
-        """Return a prompt expanded; its items are held in the store."""
+        """Return a prompt expanded; its items are reserved in the store."""
+        self._store.remove_old_reservations()
         try:
             return self._prepare(request)
         except InvalidRequest as error:
-            return Prepared(request.number, error_field=error.field, error=_reason(error))
+            answer = Prepared(request.number, error_field=error.field, error=_reason(error))
         except EngineError as error:
-            return Prepared(request.number, error_field="multi_modal_data", error=str(error))
+            answer = Prepared(request.number, error_field="multi_modal_data", error=str(error))
         except Exception as error:  # noqa: BLE001 - fails this request only
             traceback.print_exc(file=sys.stderr)
             text = f"cannot be processed ({type(error).__name__}); send another image."
-            return Prepared(request.number, error_field="multi_modal_data", error=text)
+            answer = Prepared(request.number, error_field="multi_modal_data", error=text)
+        self._store.release(request.holder)
+        return answer
 
     def _prepare(self, request: Prepare) -> Prepared:
         found: list[tuple[bytes, ProcessedItem]] = []
         for raw in request.items:
             found.append(self._process(raw, request))
-            self._store.hold(request.holder, [found[-1][0]])
+            self._store.reserve(request.holder, [found[-1][0]])
         items = [item for _, item in found]
         listed = [PreparedItem(item.modality, h, item.num_tokens) for h, item in found]
         try:

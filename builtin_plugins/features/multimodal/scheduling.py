@@ -71,8 +71,11 @@ class EncoderScheduler:
             return
         items = _decode(data)
         self._requests[request.request_id] = request, items
-        held = self._holders.setdefault(items.holder, (TensorStore(items.folder), set()))
-        held[1].add(request.request_id)
+        store, sequences = self._holders.setdefault(
+            items.holder, (TensorStore(items.folder), set())
+        )
+        store.adopt(items.holder)
+        sequences.add(request.request_id)
 
     def finished(self, request: Any) -> bool:
         """Forget the items of a request; release their tensors with its last sequence."""

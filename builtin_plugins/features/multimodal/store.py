@@ -3,6 +3,10 @@
 One file per item. The process of the input processor writes it and keeps it while it is recently
 used. A request holds it by a hard link, so the memory is freed when neither needs it any more.
 Workers map the file; nothing is copied through messages.
+
+A request that was processed may never reach the scheduler: it may be refused, or its client may
+leave. So it only reserves its items until the scheduler adopts them, and old reservations are
+removed.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "engine-media-"
+RESERVED_S: Final = 120.0
+"""Age from which items that no scheduler has adopted are removed."""
+RESERVED_BYTES: Final = 1 << 30
+"""Size of reserved items from which the oldest are removed."""
 MIN_FREE_BYTES: Final = 256 << 20
 """Free shared memory below which the store is in a temporary folder."""
 
@@ -42,6 +51,7 @@ class TensorStore:
 
     def __init__(self, folder: str, cache_bytes: int = 0) -> None:
         self._items = Path(folder, "items")
+        self._reserved = Path(folder, "reserved")
         self._held = Path(folder, "held")
         self._cache_bytes = cache_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
@@ -49,8 +59,8 @@ class TensorStore:
 
     def open(self) -> None:
         """Create the folders, or read those of a writer that has ended."""
-        self._items.mkdir(exist_ok=True)
-        self._held.mkdir(exist_ok=True)
+        for folder in (self._items, self._reserved, self._held):
+            folder.mkdir(exist_ok=True)
         paths = sorted(self._items.iterdir(), key=lambda path: path.stat().st_mtime)
         self._sizes = OrderedDict((path.name, path.stat().st_size) for path in paths)
 
@@ -79,18 +89,37 @@ class TensorStore:
         with safe_open(self._items / name, "pt") as file:
             return dict(file.metadata() or {})
 
-    def hold(self, holder: str, content_hashes: Iterable[bytes]) -> None:
-        """Hold items for a request."""
-        folder = self._held / holder
+    def reserve(self, holder: str, content_hashes: Iterable[bytes]) -> None:
+        """Hold items for a request until it is adopted, or for a while."""
+        folder = self._reserved / holder
         folder.mkdir(exist_ok=True)
         for content_hash in set(content_hashes):
             name = content_hash.hex()
             with suppress(FileExistsError):
                 (folder / name).hardlink_to(self._items / name)
 
+    def adopt(self, holder: str) -> None:
+        """Hold the reserved items of a request until they are released."""
+        with suppress(OSError):  # adopted before, or removed: then reading it fails the request
+            (self._reserved / holder).rename(self._held / holder)
+
     def release(self, holder: str) -> None:
-        """Release the items of a request that has ended."""
-        shutil.rmtree(self._held / holder, ignore_errors=True)
+        """Release the items of a request that has ended, or was refused."""
+        for folder in (self._reserved, self._held):
+            shutil.rmtree(folder / holder, ignore_errors=True)
+
+    def remove_old_reservations(self) -> None:
+        """Remove reservations of requests that never arrived: old ones, and those over the limit."""
+        found = []
+        for folder in self._reserved.iterdir():
+            with suppress(OSError):  # adopted in between
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                found.append((folder.stat().st_mtime, size, folder))
+        left = RESERVED_BYTES
+        for modified_s, size, folder in sorted(found, reverse=True):
+            left -= size
+            if left < 0 or time.time() - modified_s > RESERVED_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def read(self, holder: str, content_hash: bytes) -> dict[str, torch.Tensor]:
         """Return the tensors of an item, mapped. Raises OSError without them."""
@@ -99,8 +128,9 @@ class TensorStore:
         return load_file(self._held / holder / content_hash.hex())
 
     def holders(self) -> Iterator[str]:
-        """Yield the requests that hold items."""
-        yield from (path.name for path in self._held.iterdir())
+        """Yield the requests that hold or reserve items."""
+        for folder in (self._reserved, self._held):
+            yield from (path.name for path in folder.iterdir())
 
     def _trim(self, keep: str) -> None:
         while sum(self._sizes.values()) > self._cache_bytes:

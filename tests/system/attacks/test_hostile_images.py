@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -143,6 +144,35 @@ def test_too_many_images_are_refused_by_their_part(
     # Few enough for the limit, too many tokens for the context.
     answer = in_chat(server, *[data_url(picture((1, 1)))] * 60)
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+
+def reserved_or_held(server: ServerUnderTest) -> list[str]:
+    """Return the requests that the store of processed images holds items for."""
+    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    pids = server.pids()
+    return [
+        str(holder)
+        for folder in folders
+        for pid in pids
+        for kind in ("reserved", "held")
+        for holder in folder.glob(f"engine-media-{pid}-*/{kind}/*")
+    ]
+
+
+def test_refused_requests_leave_no_processed_images(server: ServerUnderTest) -> None:
+    fresh = iter(range(1000))
+    cut = data_url(HOSTILE["PNG cut in its pixels"])
+
+    def new_picture() -> str:
+        return data_url(picture((40, 30), colour=(next(fresh) % 256, 7, 7)))
+
+    answers = [
+        in_chat(server, new_picture(), cut),  # after the first one is processed
+        in_chat(server, *[new_picture() for _ in range(30)]),  # longer than the context
+        in_chat(server, new_picture(), new_picture()),
+    ]
+    assert [answer.status for answer in answers] == [400, 400, 200]
+    assert reserved_or_held(server) == []
 
 
 @pytest.mark.parametrize("url", INNER)
