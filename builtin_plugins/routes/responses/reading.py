@@ -48,6 +48,7 @@ _NAMES: Final = {
     "extra_args": "vllm_xargs",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
+    "truncate_prompt_tokens": "truncation",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
 }

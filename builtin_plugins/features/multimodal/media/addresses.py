@@ -135,13 +135,11 @@ class AllowedSources:
                 self._parents.append(f".{name}" if name else "")
             else:
                 self._names.add(name)
-            if name == _LOCALHOST:  # which no other machine can be
-                self._networks.extend(_LOOPBACK)
 
     def check_host(self, host: str, field: str) -> None:
         """Raise `InvalidRequest` unless the list has the host, or a network with it."""
         if _is_address(host):
-            allowed = "" in self._parents or self._has(ipaddress.ip_address(host))
+            allowed = "" in self._parents or self._has(ipaddress.ip_address(host), host)
         else:
             allowed = host in self._names or any(host.endswith(end) for end in self._parents)
         if allowed:
@@ -153,20 +151,27 @@ class AllowedSources:
             f"{reason}. {ACTION}",
         )
 
-    def check_address(self, text: str, field: str) -> None:
-        """Raise `InvalidRequest` for an address that is neither public nor of a listed network.
+    def check_address(self, text: str, host: str, field: str) -> None:
+        """Raise `InvalidRequest` for a host's address that is not public nor of a listed network.
 
         The message names no address: clients need not learn of inner networks.
         """
         address = ipaddress.ip_address(text.partition("%")[0])
-        if not (is_public(address) or self._has(address)):
+        if not (is_public(address) or self._has(address, host)):
             raise InvalidRequest(
                 field,
                 f"got a host with an address that is not public; expected a public one. {ACTION}",
             )
 
-    def _has(self, address: Address) -> bool:
+    def _has(self, address: Address, host: str) -> bool:
+        """Return whether an address is of a listed network, or that of a listed localhost.
+
+        Any other name may have the address of this machine, too, by its owner's will.
+        """
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-        return any(address in network for network in self._networks) or (
-            mapped is not None and self._has(mapped)
+        networks = self._networks
+        if _LOCALHOST in self._names and (host == _LOCALHOST or _is_address(host)):
+            networks = [*networks, *_LOOPBACK]
+        return any(address in network for network in networks) or (
+            mapped is not None and self._has(mapped, host)
         )

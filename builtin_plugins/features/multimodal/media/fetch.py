@@ -126,7 +126,7 @@ class Fetcher:
         self._sources.check_host(address.host, field)
         found = await self._resolve(address.host, address.port)
         for each in found:
-            self._sources.check_address(each, field)
+            self._sources.check_address(each, address.host, field)
         secure = await self._ssl_context() if address.scheme == "https" else None
         pool = httpcore.AsyncConnectionPool(secure, network_backend=CheckedBackend(found))
         host = f"[{address.host}]" if ":" in address.host else address.host

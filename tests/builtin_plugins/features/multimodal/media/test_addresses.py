@@ -97,13 +97,13 @@ def test_inner_address_is_refused_in_every_spelling(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
     for sources in (ALL, AllowedSources(["example.com"])):
         with pytest.raises(InvalidRequest, match="not public") as refused:
-            sources.check_address(address, FIELD)
+            sources.check_address(address, "a.test", FIELD)
         assert address not in str(refused.value)
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"])
 def test_public_address_is_accepted(address: str) -> None:
-    ALL.check_address(address, FIELD)
+    ALL.check_address(address, "a.test", FIELD)
 
 
 def test_hosts_are_those_of_the_list() -> None:
@@ -113,10 +113,10 @@ def test_hosts_are_those_of_the_list() -> None:
     for host in ("www.example.com", "cdn.test", "evilcdn.test", "10.2.0.1", "8.8.8.8", "::2"):
         with pytest.raises(InvalidRequest, match="--allowed-media-domains"):
             sources.check_host(host, FIELD)
-    sources.check_address("10.1.255.1", FIELD)
-    sources.check_address("::ffff:10.1.255.1", FIELD)
+    sources.check_address("10.1.255.1", "a.test", FIELD)
+    sources.check_address("::ffff:10.1.255.1", "a.test", FIELD)
     with pytest.raises(InvalidRequest, match="not public"):
-        sources.check_address("10.2.0.1", FIELD)
+        sources.check_address("10.2.0.1", "a.test", FIELD)
 
 
 def test_empty_list_allows_no_host_and_star_every_public_one() -> None:
@@ -145,13 +145,14 @@ def test_any_address_is_public_or_not_in_all_its_forms(
 
 
 def test_localhost_on_the_list_is_this_machine_and_no_other() -> None:
-    sources = AllowedSources(["localhost"])
+    sources = AllowedSources(["localhost", "*.test"])
     for host in ("localhost", "127.0.0.1", "::1"):
         sources.check_host(host, FIELD)
-    for address in ("127.0.0.1", "::1"):
-        sources.check_address(address, FIELD)
+        for address in ("127.0.0.1", "::1"):
+            sources.check_address(address, host, FIELD)
     for address in ("10.0.0.1", "169.254.169.254", "fe80::1"):
         with pytest.raises(InvalidRequest, match="not public"):
-            sources.check_address(address, FIELD)
-    with pytest.raises(InvalidRequest, match="not public"):
-        ALL.check_address("127.0.0.1", FIELD)
+            sources.check_address(address, "localhost", FIELD)
+    for host, listed in (("a.test", sources), ("localhost", ALL)):
+        with pytest.raises(InvalidRequest, match="not public"):
+            listed.check_address("127.0.0.1", host, FIELD)
