@@ -38,8 +38,6 @@ NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
         (
             "disable_custom_all_reduce",
             "disable_cascade_attn",
-            "disable_chunked_mm_input",
-            "language_model_only",
             "skip_mm_profiling",
         ),
         lambda value: True,

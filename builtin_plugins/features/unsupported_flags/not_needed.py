@@ -10,9 +10,6 @@ Text = str | None
 Number = int | None
 
 NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
-    "only text is served: the language model is all that loads": {
-        "language_model_only": (bool, False),
-    },
     "images and text keep the order that a message gives them": {
         "interleave_mm_strings": (bool, False),
     },

@@ -157,9 +157,7 @@ SAMPLES = {bool: [], int: ["7"], float: ["0.5"], str: ["x"]}
 
 WITHOUT_EFFECT = [
     "disable_cascade_attn",
-    "disable_chunked_mm_input",
     "disable_custom_all_reduce",
-    "language_model_only",
     "skip_mm_profiling",
 ]
 """Options that switch a missing feature off: accepted with any value."""
@@ -187,14 +185,12 @@ def test_flag_that_is_not_served_is_parsed_and_rejected(name: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--mm-processor-cache-gb 0",
         "--no-disable-hybrid-kv-cache-manager",
         "--swap-space 0",
         "--cp-kv-cache-interleave-size 1",
         "--api-server-count 1",
         "--safetensors-load-strategy lazy",
         "--disable-cascade-attn",
-        "--disable-chunked-mm-input",
         "--disable-custom-all-reduce",
         "--skip-mm-profiling",
     ],

@@ -55,6 +55,13 @@ def engine_options() -> list[Option]:
             "colour under transparent pixels.",
         ),
         Option(
+            "language_model_only",
+            bool,
+            False,
+            "Text only; refused for a model with images: --limit-mm-per-prompt '{\"image\": 0}' "
+            "refuses them, and its vision tower is loaded.",
+        ),
+        Option(
             "limit_mm_per_prompt",
             Json,
             {},
@@ -73,4 +80,5 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
 
     loader = ImageLoader(MediaSettings.from_options(config.options))
     media_loaders(registry).append(loader)
-    return [MediaAdmission(loader)]
+    text_only = bool(config.options.get("language_model_only"))
+    return [MediaAdmission(loader, text_only=text_only)]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builtin_plugins.features.multimodal.media.admission import MediaAdmission
 from builtin_plugins.features.multimodal.media.encoded import read_base64, read_data_url
 from builtin_plugins.features.multimodal.media.items import MediaItem
 from builtin_plugins.features.multimodal.media.loader import ImageLoader
@@ -21,6 +22,9 @@ from builtin_plugins.features.multimodal.media.local_files import read_local_fil
 from builtin_plugins.features.multimodal.media.settings import MediaSettings
 from builtin_plugins.routes.api import MediaSource
 from core.api import ConfigError, InvalidRequest
+from core.api.features import AdmissionContext
+from core.api.serving import Prompt
+from core.model_spec.tower import MULTIMODAL
 from tests.builtin_plugins.features.multimodal.media.pictures import data_url, picture, png
 
 PICTURE = picture()
@@ -270,3 +274,19 @@ def test_settings_are_read_from_the_options() -> None:
     assert settings.limits.background == (1, 2, 3)
     assert settings.limits.max_pixels == 7
     assert not settings.sources
+
+
+@pytest.mark.parametrize("text_only", [False, True])
+@pytest.mark.parametrize("facts", [{}, {MULTIMODAL: b""}])
+def test_modalities_are_those_of_the_model(text_only: bool, facts: dict[str, bytes]) -> None:
+    loader = ImageLoader(MediaSettings.from_options({}))
+    admission = MediaAdmission(loader, text_only=text_only)
+    context = AdmissionContext(
+        facts=facts, read=lambda: Prompt([]), tokenizer=None, vocab_size=9, max_model_len=9
+    )
+    if text_only and facts:
+        with pytest.raises(ConfigError, match="--language-model-only"):
+            admission.attach(context)
+        return
+    admission.attach(context)
+    assert list(loader.modalities) == (["image"] if facts else [])
