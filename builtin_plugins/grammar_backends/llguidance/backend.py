@@ -28,9 +28,10 @@ _READING: Final = llguidance.LLParserLimits(
 )
 """Above the library's defaults; the CPU and memory of each grammar process are bounded too."""
 _FOLLOWING: Final = llguidance.LLParserLimits(
-    initial_lexer_fuel=1 << 60, step_lexer_fuel=2_000_000, max_grammar_size=_MAX_GRAMMAR_SIZE
+    initial_lexer_fuel=1 << 60, step_lexer_fuel=1 << 60, max_grammar_size=_MAX_GRAMMAR_SIZE
 )
-"""Tokens without masks in between use the initial fuel; without it the library refuses them."""
+"""Fuel is not refilled by tokens without masks, as in a replay. Without it the library refuses
+valid ones silently, so only the budgets of CPU time bound a grammar that passed the check."""
 
 
 class LLGuidance:

@@ -30,7 +30,7 @@ from builtin_plugins.grammar_backends.schema_compiler.one_of import OneOf
 MAX_ALTERNATIVES: Final = 512
 MAX_DISJOINT: Final = 2_048
 """Maximum number of alternatives that exclude each other."""
-_FEW: Final = 16
+FEW_ALTERNATIVES: Final = 16
 """Number of alternatives up to which empty ones do not matter."""
 MAX_WORK: Final = 200_000
 """Maximum number of merges for one document: bounds combinations of combinations."""
@@ -118,7 +118,7 @@ class Alternatives:
 
     def limited(self, found: list[Any]) -> list[Any]:
         """Return alternatives without empty ones if there are many. Raises if too many are left."""
-        if len(found) > _FEW:
+        if len(found) > FEW_ALTERNATIVES:
             found = [facts for facts in found if not self._emptiness.has_no_value(facts)]
         if len(found) > (MAX_DISJOINT if self.is_disjoint else MAX_ALTERNATIVES):
             raise TooManyAlternativesError("schema", "has too many combinations of alternatives")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import llguidance
@@ -24,27 +25,37 @@ class _Bytes:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
+@cache
+def _tokenizer() -> Any:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
+
+
+def matches_whole_texts(grammar: str) -> Callable[[bytes], bool]:
+    """Return the test whether the masks of a grammar allow a text and its end."""
+    first = llguidance.LLMatcher(
+        _tokenizer(), str(llguidance.grammar_from("lark", grammar)), log_level=0
+    )
+    assert not first.is_error(), first.get_error()
+
+    def matches(text: bytes) -> bool:
+        matcher = first.deep_copy()
+        if matcher.validate_tokens([*text]) != len(text):
+            return False
+        return bool(matcher.consume_tokens([*text])) and bool(matcher.is_accepting())
+
+    return matches
+
+
 class ByteMasks:
     """The grammar of one schema. Raises `UnsupportedSchemaError` for an unsupported one."""
 
     def __init__(self, schema: Any, *, closes: bool = False) -> None:
         self.grammar = compile_schema(schema, closes=closes)
-        tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Bytes()),
-            n_vocab=257,
-        )
-        self._matcher = llguidance.LLMatcher(
-            tokenizer, str(llguidance.grammar_from("lark", self.grammar)), log_level=0
-        )
-        assert not self._matcher.is_error(), self._matcher.get_error()
+        self._matches = matches_whole_texts(self.grammar)
 
     def allow(self, text: str) -> bool:
         """Return whether the masks allow a text and its end."""
-        matcher = self._matcher.deep_copy()
-        encoded = [*text.encode()]
-        if matcher.validate_tokens(encoded) != len(encoded):
-            return False
-        return bool(matcher.consume_tokens(encoded)) and bool(matcher.is_accepting())
+        return self._matches(text.encode())
 
     def allow_value(self, value: Any) -> bool:
         """Return whether the masks allow a value with its properties in some order."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builtin_plugins.grammar_backends.schema_compiler import alternatives
 from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
 from tests.builtin_plugins.grammar_backends.schema_compiler.byte_masks import ByteMasks
 
@@ -81,6 +85,33 @@ def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             dependentSchemas=named,
         ),
         some(properties=named, allOf=few, unevaluatedProperties=inner),
+        st.fixed_dictionaries(
+            {"unevaluatedProperties": inner},
+            optional={
+                "properties": named,
+                "anyOf": st.lists(objects(inner), min_size=1, max_size=2),
+                "oneOf": st.lists(objects(inner), min_size=1, max_size=2),
+                "if": objects(inner),
+                "then": objects(inner),
+                "dependentSchemas": st.dictionaries(NAMES, objects(inner), max_size=1),
+            },
+        ),
+        st.fixed_dictionaries(
+            {"unevaluatedItems": inner},
+            optional={
+                "prefixItems": few,
+                "contains": inner,
+                "anyOf": st.lists(some(prefixItems=few, minItems=BOUNDS), min_size=1, max_size=2),
+            },
+        ),
+    )
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return schemas that evaluate properties."""
+    return some(
+        properties=st.dictionaries(NAMES, inner, min_size=1, max_size=2),
+        required=st.lists(NAMES, max_size=1),
     )
 
 
@@ -106,6 +137,35 @@ def check(schema: Any, values: list[Any]) -> None:
 @settings(max_examples=120, deadline=None)
 def test_masks_agree_with_a_validator(schema: Any, values: list[Any]) -> None:
     check(schema, values)
+
+
+@given(SCHEMAS, st.lists(VALUES, min_size=4, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_masks_agree_with_a_validator_if_alternatives_exclude_each_other(
+    schema: Any, values: list[Any]
+) -> None:
+    with few_alternatives():
+        check(schema, values)
+
+
+@contextmanager
+def few_alternatives() -> Iterator[None]:
+    """Let most schemas need the second attempt at their alternatives."""
+    with (
+        patch.object(alternatives, "MAX_ALTERNATIVES", 1),
+        patch.object(alternatives, "FEW_ALTERNATIVES", 0),
+    ):
+        yield
+
+
+@pytest.mark.slow
+@given(SCHEMAS, st.lists(VALUES, min_size=8, max_size=20))
+@settings(max_examples=3000, deadline=None)
+def test_masks_agree_with_a_validator_for_many_alternatives_that_exclude_each_other(
+    schema: Any, values: list[Any]
+) -> None:
+    with few_alternatives():
+        check(schema, values)
 
 
 @pytest.mark.slow

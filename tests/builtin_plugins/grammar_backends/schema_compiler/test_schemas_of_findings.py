@@ -48,9 +48,89 @@ TREE = {
 }
 
 
+def closed(name: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string"}},
+        "additionalProperties": False,
+    }
+
+
+COMMANDS = {"oneOf": [closed(name) for name in ("ps", "cmd", "sh", "bash")]}
+MAPS = {
+    "type": "object",
+    "oneOf": [{"additionalProperties": {"type": name}} for name in ("string", "null", "array")],
+}
+SIBLINGS = {
+    "required": ["t"],
+    "oneOf": [
+        {
+            "properties": {"t": {"enum": [f"t{i}"]}, "v": {"minimum": i}, "w": {"maxLength": i}},
+            "required": ["v"],
+        }
+        for i in range(24)
+    ],
+}
+"""The keyword next to `oneOf` makes the branches exclude each other."""
+OVERLAPPING = {
+    "oneOf": [
+        {
+            "properties": {
+                "type": {"type": "string"},
+                name: {"type": "array"},
+                "box": {"minItems": 1},
+            },
+            "required": ["type", name],
+        }
+        for name in ("points", "lines", "areas", "parts", "features")
+    ],
+}
+UNEVALUATED = {
+    "properties": {"a": {"type": "integer"}},
+    "anyOf": [
+        {"properties": {"b": {"const": 1}}, "required": ["b"]},
+        {"properties": {"c": {"const": 1}}, "required": ["c"]},
+    ],
+    "unevaluatedProperties": False,
+}
+DYNAMIC = {
+    "$id": "https://a.b/strict",
+    "$dynamicAnchor": "node",
+    "$ref": "tree",
+    "unevaluatedProperties": False,
+    "$defs": {
+        "tree": {
+            "$id": "https://a.b/tree",
+            "$dynamicAnchor": "node",
+            "type": "object",
+            "properties": {"next": {"$dynamicRef": "#node"}},
+        }
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "fits", "fails"),
     [
+        (COMMANDS, '{"sh": "ls"}', "{}"),
+        (COMMANDS, '{"bash": "ls"}', '{"sh": "ls", "cmd": "dir"}'),
+        (MAPS, '{"a": null, "b": null}', '{"a": null, "b": "x"}'),
+        (MAPS, '{"a": []}', "{}"),
+        (SIBLINGS, '{"t": "t2", "v": 2, "w": "ab"}', '{"t": "t2", "v": 1}'),
+        (
+            OVERLAPPING,
+            '{"type": "x", "points": [], "lines": 1}',
+            '{"type": "x", "points": [], "lines": []}',
+        ),
+        (UNEVALUATED, '{"a": 1, "b": 1}', '{"a": 1, "b": 1, "c": 2}'),
+        (UNEVALUATED, '{"b": 1, "c": 1}', '{"a": 1, "b": 1, "d": 1}'),
+        (
+            {"contains": {"const": 1}, "unevaluatedItems": {"const": 2}},
+            "[2, 1, 1, 2]",
+            "[2, 1, 3]",
+        ),
+        (DYNAMIC, '{"next": {"next": {}}}', '{"next": {"other": 1}}'),
+        ({"type": "string", "pattern": "^[a]]$"}, '"a]"', '"a"'),
         ({"type": "string", "minLength": 1}, r'"say \"hi\"\nnext"', '""'),
         ({"type": "string", "minLength": 1.0}, '"a"', '""'),
         ({"type": "string", "maxLength": 1}, r'"\ud83d\udc32"', '"ab"'),
@@ -212,3 +292,23 @@ def test_escapes_cannot_repeat_a_named_property_as_another() -> None:
     masks = ByteMasks(schema)
     assert masks.allow(json.dumps({"a": 1, "b": None}))
     assert not masks.allow(r'{"a": 1, "\u0061": null}')
+
+
+def test_many_excluded_names_are_written_quickly() -> None:
+    names = [f"{i:03}_{chr(0x4E00 + i)}{'abcdefghijkl'[i % 12 :]}" for i in range(900)]
+    schema = {
+        "properties": {name: {"type": "object", "required": [name]} for name in names},
+        "additionalProperties": {"type": "null"},
+    }
+    begun_s = time.thread_time()
+    compile_schema(schema)
+    assert time.thread_time() - begun_s < 4
+
+
+def test_equal_subschemas_have_one_rule() -> None:
+    def schema(size: int) -> dict[str, Any]:
+        inner = {"type": "object", "properties": {"a": {"type": "array", "items": {"maximum": 3}}}}
+        return {"properties": {f"p{i}": dict(inner) for i in range(size)}}
+
+    small, large = (compile_schema(schema(size)).count("\nr") for size in (2, 12))
+    assert large - small == 2 * 10  # of the properties' names, none of their values
