@@ -53,6 +53,34 @@ def open_llm(
     )
 
 
+def run_twice_in_ranks(
+    checkpoint: Path, split: tuple[int, int], connector: str, folder: Path, **options: Any
+) -> tuple[tuple[Tokens, list[int]], tuple[Tokens, list[int]]]:
+    """Return `run` of two engines, one after the other, that share a folder of blocks.
+
+    `split`: tensor and pipeline parallel size.
+    """
+    given = {"kv_connector": connector, "kv_connector_extra_config": {"folder": str(folder)}}
+    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
+    tensor, pipeline = split
+    seen = []
+    for _ in range(2):
+        with LLM(
+            str(checkpoint),
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
+            kv_transfer_config=given,
+            dtype="float32",
+            max_model_len=96,
+            kv_cache_memory_bytes=8 << 20,
+            max_num_seqs=4,
+            **options,
+        ) as llm:
+            seen.append(run(llm, prompts))
+    first, second = seen
+    return first, second
+
+
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]]:
     """Return the tokens of every prompt, and its number of cached prompt tokens."""
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)

@@ -16,6 +16,7 @@ from tests.builtin_plugins.kv_connectors.small_engines import (
     open_llm,
     reference_tokens,
     run,
+    run_twice_in_ranks,
     settle,
 )
 
@@ -216,27 +217,7 @@ def test_cross_attention_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["tensor 2", "pipeline 2"])
 def test_each_rank_stores_its_own_shard(split: tuple[int, int], tmp_path: Path) -> None:
-    folder = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
-    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-    given = {
-        "kv_connector": "disk",
-        "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")},
-    }
-    tensor, pipeline = split
-    seen = []
-    for _ in range(2):
-        with LLM(
-            str(folder),
-            tensor_parallel_size=tensor,
-            pipeline_parallel_size=pipeline,
-            kv_transfer_config=given,
-            dtype="float32",
-            max_model_len=96,
-            kv_cache_memory_bytes=8 << 20,
-            max_num_seqs=4,
-        ) as llm:
-            seen.append(llm.generate(prompts, params, use_tqdm=False))
-    first, second = ([o.outputs[0].token_ids for o in outputs] for outputs in seen)
-    assert first == second
-    assert min(o.num_cached_tokens or 0 for o in seen[1]) == 48
+    checkpoint = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
+    first, second = run_twice_in_ranks(checkpoint, split, "disk", tmp_path / "blocks")
+    assert first[0] == second[0]
+    assert min(second[1]) == 48

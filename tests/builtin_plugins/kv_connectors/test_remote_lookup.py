@@ -18,6 +18,7 @@ from tests.builtin_plugins.kv_connectors.small_engines import (
     only_tier,
     open_llm,
     run,
+    run_twice_in_ranks,
     settle,
 )
 
@@ -98,25 +99,8 @@ def test_forgotten_request_leaves_no_lookup(expected: Tokens, tmp_path: Path) ->
 @pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["tensor 2", "pipeline 2"])
 def test_lookup_needs_blocks_on_all_ranks(split: tuple[int, int], tmp_path: Path) -> None:
     checkpoint = make_checkpoint("Qwen3ForCausalLM", tmp_path / "model", seed=1)
-    prompts = [[(7 * i + 3 * j * j) % 290 for j in range(60)] for i in range(3)]
-    given = {
-        "kv_connector": "lookup_folder",
-        "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")},
-    }
-    tensor, pipeline = split
-    seen = []
-    for _ in range(2):
-        with LLM(
-            str(checkpoint),
-            tensor_parallel_size=tensor,
-            pipeline_parallel_size=pipeline,
-            kv_transfer_config=given,
-            dtype="float32",
-            max_model_len=96,
-            kv_cache_memory_bytes=8 << 20,
-            max_num_seqs=4,
-            plugins=PLUGINS,
-        ) as llm:
-            seen.append(run(llm, prompts))
+    seen = run_twice_in_ranks(
+        checkpoint, split, "lookup_folder", tmp_path / "blocks", plugins=PLUGINS
+    )
     (first, _), (second, found) = seen
     assert (first, min(found)) == (second, 48)

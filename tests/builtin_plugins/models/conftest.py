@@ -13,11 +13,15 @@ import transformers
 from core_kernels.library import load_library
 from safetensors.torch import load_file
 
+from core.config import EngineConfig
+from core.config.sections import LoadConfig, ModelConfig
+from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
+from core.models.layers.loading import load_model
 from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
-from core.testing.one_sequence import plain_context, read_config
+from core.testing.one_sequence import OneSequenceAttention, plain_context, read_config
 
 torch.set_num_threads(1)
 
@@ -105,3 +109,33 @@ def load(spec_of: Callable[[str, Any], Any]) -> Load:
         return decoder
 
     return build
+
+
+@pytest.fixture
+def open_model(registry: Registry) -> Callable[..., Any]:
+    """Return a function that finds and loads a model as a worker does."""
+
+    def load(
+        folder: Path,
+        *,
+        load_format: str = "auto",
+        dtype: torch.dtype = torch.float32,
+        pipeline: Pipeline | None = None,
+        **model: Any,
+    ) -> Any:
+        config = EngineConfig(ModelConfig(str(folder), **model), LoadConfig(load_format))
+        source = registry.find_model(str(folder), config)
+        assert source is not None
+        loaded, _ = load_model(
+            config,
+            source,
+            registry,
+            device="cpu",
+            dtype=dtype,
+            attention=OneSequenceAttention(),
+            group=ParallelGroup(),
+            pipeline=pipeline or Pipeline(),
+        )
+        return loaded
+
+    return load

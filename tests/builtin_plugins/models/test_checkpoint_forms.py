@@ -12,13 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.config import EngineConfig
-from core.config.sections import LoadConfig, ModelConfig
 from core.errors import ModelError
-from core.model_spec.parallel import ParallelGroup, Pipeline
-from core.models.layers.loading import load_model
-from core.plugin.registry import Registry
-from core.testing.one_sequence import OneSequenceAttention, Session
+from core.model_spec.parallel import Pipeline
+from core.testing.one_sequence import Session
 
 Tensors = dict[str, torch.Tensor]
 IDS = list(range(20, 44))
@@ -42,29 +38,11 @@ def folder_of(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[st
 
 
 @pytest.fixture
-def our_logits(registry: Registry) -> Callable[[Path], torch.Tensor]:
+def our_logits(open_model: Callable[..., Any]) -> Callable[[Path], torch.Tensor]:
     """Return a function from a checkpoint to the engine's logits."""
-
-    def compute(folder: Path) -> torch.Tensor:
-        config = EngineConfig(ModelConfig(str(folder)), LoadConfig("auto"))
-        source = registry.find_model(str(folder), config)
-        assert source is not None
-        model, _ = load_model(
-            config,
-            source,
-            registry,
-            device="cpu",
-            dtype=torch.float32,
-            attention=OneSequenceAttention(),
-            group=ParallelGroup(),
-            pipeline=Pipeline(),
-        )
-        return Session(model).step(IDS)
-
-    return compute
+    return lambda folder: Session(open_model(folder)).step(IDS)
 
 
-@torch.inference_mode()
 def check(folder: Path, ours: Callable[[Path], Any], by_transformers: Callable[[Path], Any]) -> Any:
     expected = by_transformers(folder)(torch.tensor([IDS])).logits[0].log_softmax(-1)
     found = ours(folder)
@@ -136,24 +114,11 @@ def test_head_without_an_embedding_is_an_error_unless_tied(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_pipeline_stage_reads_a_tied_head_without_an_embedding(
-    rank: int, folder_of: Callable[[str], Path], registry: Registry
+    rank: int, folder_of: Callable[[str], Path], open_model: Callable[..., Any]
 ) -> None:
     folder = folder_of("Qwen3ForCausalLM")
     change(folder, with_head_only)
-    config = EngineConfig(ModelConfig(str(folder)), LoadConfig("auto"))
-    source = registry.find_model(str(folder), config)
-    assert source is not None
-    model: Any
-    model, _ = load_model(
-        config,
-        source,
-        registry,
-        device="cpu",
-        dtype=torch.float32,
-        attention=OneSequenceAttention(),
-        group=ParallelGroup(),
-        pipeline=Pipeline(2, rank),
-    )
+    model = open_model(folder, pipeline=Pipeline(2, rank))
     stored = load_file(folder / "model.safetensors")["lm_head.weight"]
     rows, width = stored.shape
     found = model.embed(torch.arange(rows)) if rank == 0 else model.head(torch.eye(width)).T

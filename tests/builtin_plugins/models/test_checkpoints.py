@@ -15,13 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.config import EngineConfig
-from core.config.sections import LoadConfig, ModelConfig
+from core.config.sections import ModelConfig
 from core.errors import ModelError
-from core.model_spec.parallel import ParallelGroup, Pipeline
-from core.models.layers.loading import load_model, read_model
+from core.models.layers.loading import read_model
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
-from core.testing.one_sequence import OneSequenceAttention, Session
+from core.testing.one_sequence import Session
 
 Open = Callable[..., Any]
 
@@ -30,31 +29,6 @@ Open = Callable[..., Any]
 def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
     """Return a copy of a good Llama checkpoint that a test may break."""
     return Path(shutil.copytree(checkpoint("LlamaForCausalLM"), tmp_path / "model"))
-
-
-@pytest.fixture
-def open_model(registry: Registry) -> Open:
-    """Return a function that finds and loads a model as a worker does."""
-
-    def load(
-        folder: Path, *, load_format: str = "auto", dtype: torch.dtype = torch.float32, **model: Any
-    ) -> Any:
-        config = EngineConfig(ModelConfig(str(folder), **model), LoadConfig(load_format))
-        source = registry.find_model(str(folder), config)
-        assert source is not None
-        model, _ = load_model(
-            config,
-            source,
-            registry,
-            device="cpu",
-            dtype=dtype,
-            attention=OneSequenceAttention(),
-            group=ParallelGroup(),
-            pipeline=Pipeline(),
-        )
-        return model
-
-    return load
 
 
 def change_config(folder: Path, **fields: Any) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
@@ -15,7 +13,7 @@ from builtin_plugins.routes.tokens.generate import TokenRoutes
 from builtin_plugins.routes.tokens.render import RenderRoutes
 from builtin_plugins.servers.http.app import EngineApp
 from core import AsyncLLM
-from tests.timeouts import TIMEOUT_S
+from tests.in_process import send_to
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -52,14 +50,7 @@ class Served:
         self.app = EngineApp(groups, config.options)
 
     def post(self, path: str, body: Any, *, status: int = 200) -> Any:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://engine", timeout=TIMEOUT_S
-            ) as client:
-                return await client.post(path, json=body)
-
-        reply = asyncio.run(send())
+        reply = send_to(self.app, "POST", path, json=body)
         assert reply.status_code == status, reply.text
         if reply.headers["content-type"].startswith("text/event-stream"):
             events = [line for line in reply.text.split("\n\n") if line.startswith("data: {")]

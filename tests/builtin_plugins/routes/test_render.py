@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
@@ -13,7 +11,7 @@ from builtin_plugins.routes.tokens.generate import TokenRoutes
 from builtin_plugins.routes.tokens.render import RenderRoutes
 from builtin_plugins.servers.http.app import EngineApp
 from core import AsyncLLM
-from tests.timeouts import TIMEOUT_S
+from tests.in_process import send_to
 
 GROUPS = (OpenAIRoutes, TokenRoutes, RenderRoutes)
 
@@ -37,14 +35,7 @@ class Served:
         self.app = EngineApp(groups, config.options)
 
     def post(self, path: str, body: Any) -> Any:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://engine", timeout=TIMEOUT_S
-            ) as client:
-                return await client.post(path, json=body)
-
-        return asyncio.run(send())
+        return send_to(self.app, "POST", path, json=body)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from builtin_plugins.routes.scoring.decisions import LETTERS
 from builtin_plugins.routes.scoring.routes import ScoringRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
-from tests.timeouts import TIMEOUT_S
+from tests.in_process import send_to
 
 MODEL = Path(demo.__file__).parent / "model"
 
@@ -28,14 +28,7 @@ class Api:
         self._app = HttpServer(engine, engine.config, [ScoringRoutes(engine, engine.config)]).app
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self._app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://engine", timeout=TIMEOUT_S
-            ) as client:
-                return await client.post(path, json=body)
-
-        return asyncio.run(send())
+        return send_to(self._app, "POST", path, json=body)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.responses.routes import ResponsesRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
-from tests.timeouts import TIMEOUT_S
+from tests.in_process import send_to
 
 OPTIONS = {
     "enable_auto_tool_choice": True,
@@ -52,13 +51,7 @@ def post(engine: AsyncLLM, path: str, body: dict[str, Any]) -> httpx.Response:
     groups = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes)
     server = HttpServer(engine, engine.config, [make(engine, engine.config) for make in groups])
 
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(server.app), base_url="http://test", timeout=TIMEOUT_S
-        ) as client:
-            return await client.post(path, json=body)
-
-    return asyncio.run(send())
+    return send_to(server.app, "POST", path, json=body)
 
 
 def chat(engine: AsyncLLM, text: str, **fields: Any) -> dict[str, Any]:
