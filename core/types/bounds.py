@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def _number_check(bound: Bound, integer: bool, optional: bool) -> _Check:
             return
         good = isinstance(value, int) if integer else isinstance(value, (int, float))
         if not good or isinstance(value, bool) or not math.isfinite(value):
-            raise InvalidRequest(name, f"must be {expected}, not {value!r}.")
+            raise InvalidRequest(name, f"must be {expected}, not {reprlib.repr(value)}.")
         low = bound.low
         high = bound.high
         if low is not None and (value <= low if bound.low_open else value < low):
@@ -64,7 +65,7 @@ def _items_check(bound: Bound, item: type, optional: bool) -> _Check:
         if value is None and optional:
             return
         if not isinstance(value, (list, tuple)):
-            raise InvalidRequest(name, f"must be a list, not {value!r}.")
+            raise InvalidRequest(name, f"must be a list, not {reprlib.repr(value)}.")
         if bound.max_items is not None and len(value) > bound.max_items:
             raise InvalidRequest(
                 name, f"holds {len(value)} items, at most {bound.max_items} are allowed."
@@ -73,7 +74,7 @@ def _items_check(bound: Bound, item: type, optional: bool) -> _Check:
             if item is int:
                 check_item(name, element)
             elif not isinstance(element, str):
-                raise InvalidRequest(name, f"must hold texts, not {element!r}.")
+                raise InvalidRequest(name, f"must hold texts, not {reprlib.repr(element)}.")
             elif len(element) > MAX_ITEM_CHARS:
                 raise InvalidRequest(
                     name, f"holds {len(element)} characters in one text, at most {MAX_ITEM_CHARS}."
@@ -89,14 +90,14 @@ def _bias_check(bound: Bound) -> _Check:
         if value is None:
             return
         if not isinstance(value, Mapping):
-            raise InvalidRequest(name, f"must map token ids to numbers, not {value!r}.")
+            raise InvalidRequest(name, f"must map token ids to numbers, not {reprlib.repr(value)}.")
         if bound.max_items is not None and len(value) > bound.max_items:
             raise InvalidRequest(
                 name, f"holds {len(value)} items, at most {bound.max_items} are allowed."
             )
         for token, number in value.items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise InvalidRequest(name, f"token ids must be integers from 0, not {token!r}.")
+                raise InvalidRequest(name, f"token ids must be integers from 0, not {token!r:.80}.")
             check_value(name, number)
 
     return check
@@ -105,7 +106,7 @@ def _bias_check(bound: Bound) -> _Check:
 def _flag_check(optional: bool) -> _Check:
     def check(name: str, value: Any) -> None:
         if not (isinstance(value, bool) or (value is None and optional)):
-            raise InvalidRequest(name, f"must be true or false, not {value!r}.")
+            raise InvalidRequest(name, f"must be true or false, not {reprlib.repr(value)}.")
 
     return check
 

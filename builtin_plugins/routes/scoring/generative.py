@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from typing import Any
@@ -14,7 +15,7 @@ from builtin_plugins.routes.common.body import client_name, read_request, releas
 from builtin_plugins.routes.common.fields import Priority, ShortString
 from builtin_plugins.routes.common.requests import choose_model, now
 from builtin_plugins.routes.common.streams import while_connected
-from builtin_plugins.routes.scoring.labels import LabelReads, read_labels, softmax
+from builtin_plugins.routes.scoring.labels import LabelReads, check_reads, read_labels, softmax
 from core.api import InvalidRequest
 from core.api.serving import ServedEngine
 
@@ -79,6 +80,7 @@ class GenerativeScoring:
         for name in ("items", "label_token_ids"):
             if not getattr(fields, name):
                 raise InvalidRequest(name, "is empty; give at least one.")
+        check_reads(len(fields.items) * len(fields.label_token_ids))  # before items are read
         for i, token in enumerate(fields.label_token_ids):
             if not 0 <= token < self._engine.vocab_size:
                 raise InvalidRequest(
@@ -89,7 +91,10 @@ class GenerativeScoring:
     async def _read(
         self, fields: ScoringFields, answer_id: str, options: dict[str, Any]
     ) -> LabelReads:
-        prompts = [await self._prompt(fields, item) for item in fields.items]
+        prompts = []
+        for item in fields.items:
+            prompts.append(await self._prompt(fields, item))
+            await asyncio.sleep(0)  # short texts are read without waiting
         labels = [[[token] for token in fields.label_token_ids]] * len(prompts)
         return await read_labels(self._engine, prompts, labels, answer_id, options)
 

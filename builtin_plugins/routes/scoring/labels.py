@@ -32,6 +32,12 @@ class LabelReads:
     num_generated_tokens: int
 
 
+def check_reads(num_reads: int) -> None:
+    """Raise `InvalidRequest` for too many labels in one request, over all its prompts."""
+    if num_reads > MAX_READS:
+        raise InvalidRequest("body", f"asks for {num_reads} labels, at most {MAX_READS} are read.")
+
+
 async def read_labels(
     engine: ServedEngine,
     prompts: Sequence[Sequence[int]],
@@ -42,9 +48,7 @@ async def read_labels(
     """Return the log-probability of each prompt's labels. Raises `InvalidRequest`."""
     if engine.config.model.logprobs_mode != "raw_logprobs":
         raise InvalidRequest("model", "is not served so: this needs --logprobs-mode raw_logprobs.")
-    num_reads = sum(map(len, labels))
-    if num_reads > MAX_READS:
-        raise InvalidRequest("body", f"asks for {num_reads} labels, at most {MAX_READS} are read.")
+    check_reads(sum(map(len, labels)))
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
     runs = (
         final_output(

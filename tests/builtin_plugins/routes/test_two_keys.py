@@ -61,12 +61,14 @@ RULES = {
     ("GET", "/v1/responses/{response_id}/input_items"): Rule(owned=True),
     ("POST", "/v1/responses/{response_id}/cancel"): Rule(owned=True),
     ("DELETE", "/v1/responses/{response_id}"): Rule(owned=True),
-    ("POST", "/v1/responses"): Rule({"input": "b", "previous_response_id": "{id}"}, owned=True),
+    ("POST", "/v1/responses"): Rule(
+        {"input": "b", "previous_response_id": "{id}", "max_output_tokens": 2}, owned=True
+    ),
     ("POST", "/v1/responses/input_tokens"): Rule(
         {"input": "b", "previous_response_id": "{id}"}, owned=True
     ),
     ("POST", "/v1/responses/compact"): Rule(
-        {"model": "scripted", "previous_response_id": "{id}"}, owned=True
+        {"model": "scripted", "previous_response_id": "{id}", "max_output_tokens": 2}, owned=True
     ),
     ("POST", "/abort_requests"): Rule({"request_ids": ["{id}"]}),
     ("POST", "/inference/v1/generate"): Rule(
@@ -110,7 +112,7 @@ OPERATOR = {
     *(("POST", f"/reset_{cache}_cache") for cache in ("encoder", "mm", "prefix")),
     *(("POST", path) for path in ("/start_profile", "/stop_profile")),
 }
-"""Routes of `--enable-operator-routes`, which every key of such a server may use on all requests."""
+"""Routes of `--enable-operator-routes`: every key may use them on all requests."""
 UNLISTED = {
     *(f"/playground{name}" for name in ("", "/", "/state")),
     *("/openapi.json", "/", "/v1/responses"),
