@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.api import ConfigError, Entry, hookimpl
 
@@ -18,6 +18,14 @@ def engine_clients() -> list[Entry]:
     return [
         Entry("process", "builtin_plugins.clients.process.plugin:supervised", summary, priority=10)
     ]
+
+
+@hookimpl
+def engine_admission_extensions() -> list[Any]:
+    """Return the half that marks requests which outlive the API process."""
+    from builtin_plugins.clients.process.resumable import Admission  # lazy: quick start
+
+    return [Admission()]
 
 
 def supervised(config: EngineConfig, registry: Registry, listener: Listener) -> Client:

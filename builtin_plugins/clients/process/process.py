@@ -1,7 +1,7 @@
 """The engine process: forwards messages of the API process to a thread client, and back.
 
 An engine preserved by the parent outlives the API process and serves the next one: weights and KV
-cache stay, requests of the dead server end.
+cache stay, and so do resumable requests; others of the dead server end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from builtin_plugins.clients.process.messages import (
     Stop,
     ToEngine,
 )
+from builtin_plugins.clients.process.resumable import RequestLedger
 from builtin_plugins.executors.api import (
     HEARTBEAT_S,
     TICK_S,
@@ -60,7 +61,8 @@ class EngineProcess:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._open: set[str] = set()
-        """Open requests, to be aborted when the API process dies."""
+        """Open requests; those that cannot be resumed are aborted when the API process dies."""
+        self._ledger = RequestLedger()
         self._cleared: Future[Any] | None = None
         """Done when the requests of a dead server have ended."""
         listener = Listener(
@@ -102,6 +104,11 @@ class EngineProcess:
                 return
             if message is not None:
                 self._take(message)
+            with self._ledger.lock:
+                expired = self._ledger.expired()
+            if expired:
+                self._open.difference_update(expired)
+                self._client.abort(expired)
 
     def _switch_server(self, folder: str) -> None:
         """Disconnect from a dead API process, and connect to the next one, which listens in
@@ -110,10 +117,14 @@ class EngineProcess:
         self._channel.close()
         if self._cleared is None:
             log.warning(
-                "the API process has died: its requests are aborted, the model stays loaded"
+                "the API process has died: its requests are aborted but those that can be "
+                "resumed, the model stays loaded"
             )
-            self._cleared = self._client.abort(list(self._open))
-            self._open.clear()
+            with self._ledger.lock:
+                self._ledger.on_server_death()
+                ended = [each for each in self._open if each not in self._ledger]
+            self._cleared = self._client.abort(ended)
+            self._open.difference_update(ended)
         if not folder:
             return
         try:
@@ -133,10 +144,19 @@ class EngineProcess:
     def _take(self, message: Add | Abort | Call) -> None:
         answer: Future[Any]
         if isinstance(message, Add):
+            with self._ledger.lock:
+                deltas = self._ledger.claim(message.requests)
+                if deltas is not None:
+                    self._channel.send(Answer(message.call))
+                    self._channel.send(Outputs(StepOutputs(deltas=deltas)))
+                    return
+                self._ledger.open(message.requests)
             self._open.update(request.request_id for request in message.requests)
             answer = self._client.add(message.requests, resumed=message.resumed)
         elif isinstance(message, Abort):
             self._open.difference_update(message.request_ids)
+            with self._ledger.lock:
+                self._ledger.close(message.request_ids)
             answer = self._client.abort(message.request_ids)
         else:
             answer = self._client.call(message.name, message.data)
@@ -147,7 +167,10 @@ class EngineProcess:
         if isinstance(error, EngineDead):
             return  # the process exit is the answer; the supervisor tracks the requests
         if error is not None and isinstance(message, Add):
-            self._open.difference_update(request.request_id for request in message.requests)
+            refused = [request.request_id for request in message.requests]
+            self._open.difference_update(refused)
+            with self._ledger.lock:
+                self._ledger.close(refused)
         found = future.result() if isinstance(message, Call) and error is None else []
         self._channel.send(
             Answer(
@@ -165,8 +188,10 @@ class EngineProcess:
         for delta in outputs.deltas:
             if delta.finish_reason is not None:
                 self._open.discard(delta.request_id)
-        if outputs or stats is not None:
-            self._channel.send(Outputs(outputs, stats))
+        with self._ledger.lock:
+            outputs = self._ledger.record(outputs)
+            if outputs or stats is not None:
+                self._channel.send(Outputs(outputs, stats))
 
     def _on_engine_death(self, error: BaseException) -> None:
         self._error = error
