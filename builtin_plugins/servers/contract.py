@@ -18,6 +18,8 @@ class RouteGroup(Protocol):
       access-logged.
     - `bodies()`: JSON schemas of request bodies by path, for `/openapi.json`.
     - `queries`: JSON schemas of query parameters by route ("GET /path") and name.
+    - `started()`: a coroutine function; runs in the event loop before the first
+      request.
     - `around(app)`: returns an ASGI application that wraps the server's own and also
       sees rejected requests.
     - `switch`, on the class: name of the option without which the group has no routes.

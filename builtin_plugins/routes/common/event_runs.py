@@ -53,6 +53,8 @@ class EventRun:
         self.ended_s: float | None = None
         """Time of the end; None while it is running."""
         self.task: asyncio.Task[None] | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        """Called at the end of the answer, not at that of the process."""
         self._resume_s = resume_s
         self._events: list[bytes] = []
         self._first = 0
@@ -94,6 +96,10 @@ class EventRun:
         self._error = error
         self._set_timer(None)
         self._wake()
+
+    def await_reader(self) -> None:
+        """Cancel the answer if it gets no reader in time."""
+        self._set_timer(self._resume_s)
 
     async def cancel(self) -> None:
         """Cancel the answer, and wait until it has ended."""
@@ -214,6 +220,7 @@ class EventRuns:
                     self.append(run, data)
 
         self.start(run, work())
+        run.await_reader()
 
     def append(self, run: EventRun, data: bytes) -> None:
         """Add events to an answer, and hold its owner to the limit of bytes.
@@ -239,6 +246,7 @@ class EventRuns:
             del self._bytes[owner]
 
     def _ended(self, run: EventRun, task: asyncio.Task[None]) -> None:
+        run.on_end()
         if task.cancelled():  # without a reader, or with the server
             self.forget(run)
         run.end(None if task.cancelled() else task.exception())

@@ -33,6 +33,7 @@ from builtin_plugins.routes.common.media import (
 )
 from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
 from builtin_plugins.routes.common.requests import raise_on_error
+from builtin_plugins.routes.common.run_journal import RecordedRun
 from builtin_plugins.routes.common.sampling import sampling_params
 from builtin_plugins.routes.common.thinking import ThinkingChoice
 from builtin_plugins.routes.common.tool_schemas import enforced_tools
@@ -65,9 +66,9 @@ class PreparedChat:
     call_check: CallCheck | None = None
     """Check of the calls of a whole answer; None: nothing is left out of their constraint."""
 
-    def choice_parser(self) -> ChoiceParser:
-        """Return the parser of one of the answers."""
-        return ChoiceParser(self.formats, self.sampling, self.max_calls, self.call_check)
+    def choice_parser(self, recorded: RecordedRun | None = None) -> ChoiceParser:
+        """Return the parser of one of the answers; a recorded one keeps the ids of its calls."""
+        return ChoiceParser(self.formats, self.sampling, self.max_calls, self.call_check, recorded)
 
     async def check_calls(self) -> None:
         """Check the parsed calls of a whole answer."""
@@ -140,10 +141,23 @@ class ChatPipeline:
         _, ids = await self._render(conversation)
         return len(ids)
 
-    def outputs(self, chat: PreparedChat, run_id: str) -> AsyncGenerator[RequestOutput]:
-        """Return the outputs of engine request `run_id`; it starts with the first read."""
+    def outputs(
+        self, chat: PreparedChat, run_id: str, recorded: RecordedRun | None = None
+    ) -> AsyncGenerator[RequestOutput]:
+        """Return the outputs of engine request `run_id`; it starts with the first read.
+
+        Those of a recorded answer go on where it was left.
+        """
         sampling = chat.sampling
-        options = chat.options
+        options = dict(chat.options)
+        whole = chat.beams is not None or sampling.logprobs is not None or bool(chat.media)
+        if recorded is not None and whole:
+            recorded.close()
+            recorded = None
+        if recorded is not None:
+            options["resumable"] = True
+            if sampling.seed is None:
+                sampling = sampling.clone(seed=recorded.seed)
         if chat.formats is not None:
             room = self._engine.max_model_len - len(chat.ids)
             options = {**options, **chat.formats.engine_keywords(sampling)}
@@ -153,7 +167,8 @@ class ChatPipeline:
         outputs: AsyncIterator[RequestOutput] = generate_or_search(self._engine, chat.beams)(
             media_prompt(chat.ids, chat.text, data), sampling, run_id, **options
         )
-        return raise_on_error(releasing(outputs, data) if data else outputs)
+        live = raise_on_error(releasing(outputs, data) if data else outputs)
+        return live if recorded is None else recorded.outputs(live, chat.ids)
 
     async def reasoning_tokens(
         self, chat: PreparedChat, parsers: Iterable[ChoiceParser]
@@ -165,9 +180,9 @@ class ChatPipeline:
         counts = [len(await self._engine.tokenize(text, False)) for text in texts if text]
         return sum(counts)
 
-    def answer(self, chat: PreparedChat) -> AnswerStream:
+    def answer(self, chat: PreparedChat, recorded: RecordedRun | None = None) -> AnswerStream:
         """Return the event stream of a single answer."""
-        return AnswerStream(self._engine, chat)
+        return AnswerStream(self._engine, chat, recorded)
 
     async def _choose_thinking(self, conversation: Conversation) -> ThinkingChoice:
         """Resolve the reasoning fields of a conversation to template arguments and a budget."""
@@ -226,10 +241,12 @@ async def _enforce_tools(conversation: Conversation) -> tuple[str, ...]:
 class AnswerStream:
     """Converts the outputs of a single answer to events."""
 
-    def __init__(self, engine: ServedEngine, chat: PreparedChat) -> None:
+    def __init__(
+        self, engine: ServedEngine, chat: PreparedChat, recorded: RecordedRun | None = None
+    ) -> None:
         self._engine = engine
         self._chat = chat
-        self._parser = chat.choice_parser()
+        self._parser = chat.choice_parser(recorded)
         self._is_started = False
         self._num_prompt_tokens = len(chat.ids)
         self._cached = 0
@@ -304,8 +321,10 @@ class ChoiceParser:
         sampling: SamplingParams,
         max_calls: int | None = None,
         check: CallCheck | None = None,
+        recorded: RecordedRun | None = None,
     ) -> None:
         self._formats = formats
+        self._recorded = recorded
         self._parser = None if formats is None else formats.output_parser(sampling)
         self._max_calls = max_calls
         self._check = check
@@ -325,7 +344,15 @@ class ChoiceParser:
         if completion.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish().pieces]
         self._reasoning += [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
-        return [piece for piece in pieces if self._accepts(piece)]
+        accepted = [piece for piece in pieces if self._accepts(piece)]
+        if self._recorded is None:
+            return accepted
+        return [self._with_known_id(piece, self._recorded) for piece in accepted]
+
+    def _with_known_id(self, piece: Piece, recorded: RecordedRun) -> Piece:
+        if not isinstance(piece, CallBegun):
+            return piece
+        return CallBegun(piece.index, piece.name, recorded.call_id(piece.id))
 
     @property
     def reasoning(self) -> str:

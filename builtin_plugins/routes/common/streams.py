@@ -86,6 +86,10 @@ class EventStream:
             **{name.lower(): value for name, value in (headers or {}).items()},
         }
 
+    async def aclose(self) -> None:
+        """Read no further event."""
+        await self._events.aclose()
+
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the events, for other transports than HTTP."""
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from fastapi import HTTPException
 from starlette.requests import Request
 
@@ -38,6 +39,8 @@ from builtin_plugins.routes.common.requests import (
     now,
     respond,
 )
+from builtin_plugins.routes.common.restored_runs import record_run, recorded_run, restore_runs
+from builtin_plugins.routes.common.run_journal import RecordedRun, RunJournal
 from builtin_plugins.routes.common.sampling import structured_output_fields
 from builtin_plugins.routes.common.streams import DONE, EventStream, event, text_event_template
 from builtin_plugins.routes.openai.answers import (
@@ -56,6 +59,7 @@ from builtin_plugins.routes.openai.mending import mend_messages
 from core.api import CompletionOutput, InvalidRequest, RequestOutput
 from core.api.serving import ServedEngine
 
+PATH: Final = "/v1/chat/completions"
 _OTHERS = OTHER_FIELDS - {"logprobs"}  # a bool here; the sampling parameter is a number
 
 
@@ -70,6 +74,7 @@ class _Job:
     echo: str
     """Text of the last message that the answer repeats; empty for none."""
     tokens_as_ids: bool
+    recorded: RecordedRun | None = None
 
 
 class ChatCompletions:
@@ -81,11 +86,13 @@ class ChatCompletions:
         options: AnswerOptions,
         pipeline: ChatPipeline,
         runs: EventRuns,
+        journal: RunJournal | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
         self._pipeline = pipeline
         self._runs = runs
+        self._journal = journal
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -106,17 +113,33 @@ class ChatCompletions:
         # Ids of clients may be in use.
         is_detached = self._options.resume_s > 0 and self._runs.running(owner, head.id) is None
         writes_to = None if is_detached else request
+        recorded = recorded_run(request)
+        if recorded is not None:
+            head = replace(head, id=recorded.opened.answer_id, created=recorded.opened.created)
+        elif is_detached and fields.stream and request.scope["path"] == PATH:
+            recorded = record_run(
+                self._journal,
+                request,
+                lambda: {**parsed.others, **msgspec.to_builtins(fields)},
+                answer_id=head.id,
+                run_id=engine_id(head.id),
+                created=head.created,
+            )
         try:
             return await respond(
                 request,
-                partial(self._job, head, model, fields, parsed.others, request),
+                partial(self._job, head, model, fields, parsed.others, request, recorded),
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
                 headers=lambda job: parsed.headers_with(job.chat.ignored) | job.chat.headers,
                 detached=partial(self._detached, owner) if is_detached else None,
             )
-        except InvalidRequest as error:
+        except BaseException as error:
+            if recorded is not None:
+                recorded.close()
+            if not isinstance(error, InvalidRequest):
+                raise
             forced = fields.tool_choice not in (None, "none", "auto")
             names = {
                 "prompt": "messages",
@@ -125,6 +148,11 @@ class ChatCompletions:
                 **structured_output_fields(parsed.others, forced=forced),
             }
             raise with_client_field(error, names) from None
+
+    async def restore(self) -> None:
+        """Continue the streams of an API process that has died."""
+        if self._journal is not None:
+            self._restored = await restore_runs(self._journal, self._runs, PATH, self)
 
     async def resume(self, request: Request) -> EventStream:
         """The events of a streamed answer after `Last-Event-ID`, or `starting_after`."""
@@ -148,6 +176,8 @@ class ChatCompletions:
     ) -> AsyncGenerator[bytes]:
         """Start a streamed answer that outlives its connection; return its events."""
         run = EventRun(owner, job.head.id, resume_s=self._options.resume_s)
+        if job.recorded is not None:
+            run.on_end = job.recorded.close
         self._runs.start_stream(run, events)
         return run.events(numbered=True)
 
@@ -158,6 +188,7 @@ class ChatCompletions:
         fields: ChatFields,
         others: dict[str, Any],
         request: Request,
+        recorded: RecordedRun | None = None,
     ) -> _Job:
         keywords = {**read_others(others, self._engine.fields), **model.keywords}
         check_stream_options(fields)
@@ -186,6 +217,7 @@ class ChatCompletions:
             role=self._options.response_role if is_new else str(last_message.get("role")),
             echo=echo if isinstance(echo, str) else "",
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
+            recorded=recorded,
         )
 
     def _conversation(
@@ -242,8 +274,9 @@ class ChatCompletions:
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
         encoder = _ChunkEncoder(job, self._options, self._choice)
-        run_id = engine_id(job.head.id)
-        outputs = self._pipeline.outputs(job.chat, run_id)
+        recorded = job.recorded
+        run_id = engine_id(job.head.id) if recorded is None else recorded.opened.run_id
+        outputs = self._pipeline.outputs(job.chat, run_id, recorded)
         async with aclosing(stream.events(run_id, outputs, encoder)) as events:
             async for data in events:
                 yield data
@@ -291,7 +324,9 @@ class _ChunkEncoder:
         self._is_started = False
         self._plain = not (self._always or job.fields.return_token_ids)
         """Whether chunks of mere text differ only in the text."""
-        self.parsers: Final = [job.chat.choice_parser() for _ in range(job.chat.sampling.n)]
+        self.parsers: Final = [
+            job.chat.choice_parser(job.recorded) for _ in range(job.chat.sampling.n)
+        ]
         self._encode_text: dict[int, Callable[[str], bytes]] = {}
         """Encoder of a chunk of mere text, by choice."""
 

@@ -21,6 +21,7 @@ from builtin_plugins.routes.common.requests import (
     listed_variants,
     now,
 )
+from builtin_plugins.routes.common.run_journal import RunJournal
 from builtin_plugins.routes.common.schema import body_schema, bounded_schemas, struct_schema
 from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.chat import ChatCompletions
@@ -63,9 +64,15 @@ class OpenAIRoutes:
                 formats.suggestion,
             )
         runs = EventRuns.shared(engine)
-        self._chat = ChatCompletions(engine, options, ChatPipeline(engine, formats), runs)
+        self._chat = ChatCompletions(
+            engine, options, ChatPipeline(engine, formats), runs, RunJournal.shared(engine)
+        )
         self._batch = ChatBatch(self._chat)
         self._strict = options.strict_fields
+
+    async def started(self) -> None:
+        """Continue the streams of an API process that has died."""
+        await self._chat.restore()
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""

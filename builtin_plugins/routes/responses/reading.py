@@ -57,7 +57,12 @@ _NAMES: Final = {
 
 def new_id(kind: str) -> str:
     """Return a new id for an item of this type."""
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return item_id(kind, secrets.token_hex(16))
+
+
+def item_id(kind: str, digits: str) -> str:
+    """Return the id of an item of this type."""
+    return f"{_PREFIXES[kind]}_{digits}"
 
 
 def references(given: str | Sequence[Item]) -> frozenset[str]:

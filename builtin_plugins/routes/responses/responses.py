@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -40,6 +40,8 @@ from builtin_plugins.routes.common.requests import (
     now,
     respond,
 )
+from builtin_plugins.routes.common.restored_runs import record_run, recorded_run, restore_runs
+from builtin_plugins.routes.common.run_journal import RecordedRun, RunJournal
 from builtin_plugins.routes.common.streams import EventStream, typed_event, while_connected
 from builtin_plugins.routes.responses.fields import (
     INCLUDABLE,
@@ -50,6 +52,7 @@ from builtin_plugins.routes.responses.fields import (
 )
 from builtin_plugins.routes.responses.reading import (
     MAX_REFERENCES,
+    item_id,
     items_of,
     messages_of,
     references,
@@ -71,6 +74,8 @@ from builtin_plugins.routes.responses.writing import ResponseWriter
 from core.api import TOO_LONG, InvalidRequest, SamplingParams
 from core.api.serving import ServedEngine
 
+PATH: Final = "/v1/responses"
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -88,6 +93,7 @@ class _Job:
     """Items of its own input, if there is a session, or until a background response starts."""
     failure: Callable[[BaseException], tuple[int, str]]
     """Returns the status and message of an exception."""
+    recorded: RecordedRun | None = None
 
 
 class Responses:
@@ -105,6 +111,7 @@ class Responses:
         cached_details: bool,
         image_placeholder: str | None = None,
         resume_s: float = 0.0,
+        journal: RunJournal | None = None,
     ) -> None:
         """`resume_s`: seconds for which streams go on without their client."""
         self._engine = engine
@@ -116,6 +123,7 @@ class Responses:
         self._cached_details = cached_details
         self._image_placeholder = image_placeholder
         self._resume_s = resume_s
+        self._journal = journal
 
     async def create(self, request: Request, session: Session | None = None) -> Any:
         """An answer, whole, streamed or made in the background.
@@ -131,6 +139,7 @@ class Responses:
         )
         fields = parsed.fields
         model = await choose_model(self._engine, fields.model)
+        recorded: RecordedRun | None = None
         try:
             tools = RequestTools.of(fields.tools, fields.tool_choice)
             if tools.ignored and self._strict:
@@ -139,10 +148,13 @@ class Responses:
                     "is run by OpenAI's servers, and --strict-fields leaves none out.",
                 )
             headers = parsed.headers_with(tools.ignored)
-            job = partial(self._job, request, parsed, model, tools, session)
+            is_detached = self._resume_s > 0 and session is None
+            recorded = recorded_run(request)
+            if recorded is None and (fields.background or (is_detached and fields.stream)):
+                recorded = self._record(request, parsed)
+            job = partial(self._job, request, parsed, model, tools, session, recorded)
             if fields.background:
                 return await self._start_in_background(request, job, fields, headers)
-            is_detached = self._resume_s > 0 and session is None
             writes_to = None if is_detached else request
             return await respond(
                 request,
@@ -155,11 +167,32 @@ class Responses:
                 ),
                 detached=partial(self._detached, request) if is_detached else None,
             )
-        except InvalidRequest as error:
+        except BaseException as error:
+            if recorded is not None:
+                recorded.close()
+            if not isinstance(error, InvalidRequest):
+                raise
             refused = with_client_names(error, forced=fields.tool_choice not in ("none", "auto"))
             if refused.code == TOO_LONG and fields.stream and not fields.background:
                 return EventStream(_too_long(fields, model.name, refused), parsed.headers)
             raise refused from None
+
+    async def restore(self) -> None:
+        """Continue the answers of an API process that has died."""
+        if self._journal is not None:
+            self._restored = await restore_runs(self._journal, self._runs, PATH, self.create)
+
+    def _record(self, request: Request, parsed: ParsedBody[ResponsesFields]) -> RecordedRun | None:
+        """Record a request, so that the next API process can continue its answer."""
+        answer_id = _new_response_id()
+        return record_run(
+            self._journal,
+            request,
+            lambda: {**parsed.others, **msgspec.to_builtins(parsed.fields)},
+            answer_id=answer_id,
+            run_id=engine_id(answer_id),
+            created=now(),
+        )
 
     async def count(self, request: Request) -> Response:
         """The number of input tokens of a request."""
@@ -205,6 +238,7 @@ class Responses:
         model: ModelChoice,
         tools: RequestTools,
         session: Session | None = None,
+        recorded: RecordedRun | None = None,
     ) -> _Job:
         fields = parsed.fields
         _check(fields)
@@ -224,14 +258,19 @@ class Responses:
         conversation.stream = fields.stream or fields.background or has_logprobs
         chat = await self._pipeline.prepare(conversation)
         fields.input = []  # it may be large, and the answer may take long
+        response = _response(fields, model.name, chat.sampling)
+        if recorded is not None:
+            opened = recorded.opened
+            response |= {"id": opened.answer_id, "created_at": opened.created}
         writer = ResponseWriter(
-            _response(fields, model.name, chat.sampling),
+            response,
             tools.known,
             include=fields.include,
             num_top=fields.top_logprobs or 0,
             cached_details=self._cached_details,
+            make_id=None if recorded is None else partial(_recorded_id, recorded),
         )
-        response_id = writer.response["id"]
+        response_id = response["id"]
         is_stored = fields.store
         if is_stored and not fields.background:
             is_stored = await self._store.add(
@@ -242,12 +281,13 @@ class Responses:
         return _Job(
             chat=chat,
             writer=writer,
-            run_id=engine_id(response_id),
+            run_id=engine_id(response_id) if recorded is None else recorded.opened.run_id,
             is_stored=is_stored,
             session=session,
             chain=() if session is None else chain,
             items=items if fields.background or session is not None else [],
             failure=failure,
+            recorded=recorded,
         )
 
     async def _chain(
@@ -319,12 +359,14 @@ class Responses:
         """Start a streamed answer that outlives its connection; return its events."""
         response = job.writer.response
         run = EventRun(owner_name(request), response["id"], response, self._resume_s)
+        if job.recorded is not None:
+            run.on_end = job.recorded.close
         self._runs.start_stream(run, events)
         return run.events()
 
     async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
-        answer = self._pipeline.answer(job.chat)
-        outputs = self._pipeline.outputs(job.chat, job.run_id)
+        answer = self._pipeline.answer(job.chat, job.recorded)
+        outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
         encoder = AnswerEncoder(answer, job.writer.encode)
         is_started = False
         try:
@@ -343,8 +385,9 @@ class Responses:
             raise
 
     async def _typed_events(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
-        answer = self._pipeline.answer(job.chat)
-        async with aclosing(self._pipeline.outputs(job.chat, job.run_id)) as outputs:
+        answer = self._pipeline.answer(job.chat, job.recorded)
+        outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
+        async with aclosing(outputs):
             async for output in outputs:
                 for data in job.writer.write_all(answer.events_for(output)):
                     yield data
@@ -380,6 +423,8 @@ class Responses:
         response = job.writer.response
         await store_input(self._store, owner, response, job.items, fields.previous_response_id)
         run = EventRun(owner, response["id"], response)
+        if job.recorded is not None:
+            run.on_end = job.recorded.close
         job = replace(job, items=[])
         release_body(request)
         for data in job.writer.queued():
@@ -472,7 +517,7 @@ async def _too_long(
 def _response(fields: ResponsesFields, model: str, sampling: SamplingParams) -> dict[str, Any]:
     """Return the response without an output; it repeats the fields of the request."""
     return {
-        "id": f"resp_{secrets.token_hex(24)}",
+        "id": _new_response_id(),
         "object": "response",
         "created_at": now(),
         "status": "in_progress",
@@ -506,6 +551,15 @@ def _response(fields: ResponsesFields, model: str, sampling: SamplingParams) -> 
         "usage": None,
         "user": fields.user,
     }
+
+
+def _new_response_id() -> str:
+    return f"resp_{secrets.token_hex(24)}"
+
+
+def _recorded_id(recorded: RecordedRun, kind: str) -> str:
+    """Return the id of the next item of a recorded answer."""
+    return item_id(kind, recorded.next_id())
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

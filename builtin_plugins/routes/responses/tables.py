@@ -48,6 +48,8 @@ class ResponseTables(TableReader):
         """
         encoded = [msgspec.json.encode(item) for item in items]
         size = ITEM_BYTES + _size(items, encoded)
+        # The API process before may have left it, if it is made again.
+        self.delete("id = ? AND owner = ? AND complete = 0", response_id, owner)
         if not self._make_room(owner, size):
             return False
         (number,) = self._execute(

@@ -39,8 +39,13 @@ class ResponseWriter:
         include: Collection[str],
         num_top: int,
         cached_details: bool,
+        make_id: Callable[[str], str] | None = None,
     ) -> None:
-        """`response` is the object to fill in; `known` has the client's tools, by prompt name."""
+        """`response` is the object to fill in; `known` has the client's tools, by prompt name.
+
+        `make_id` returns the id of a new item of a type; by default a random one.
+        """
+        self._make_id = make_id or new_id
         self.response = response
         self._known = known
         self._encrypted = "reasoning.encrypted_content" in include
@@ -154,7 +159,7 @@ class ResponseWriter:
 
     def _begin(self, item: dict[str, Any], part: dict[str, Any] | None = None) -> Events:
         yield from self._close("completed")
-        self._open = {"id": new_id(item["type"]), **item, "status": "in_progress"}
+        self._open = {"id": self._make_id(item["type"]), **item, "status": "in_progress"}
         self._parts = []
         self.response["output"].append(self._open)
         yield self._event("output_item.added", output_index=self._index, item=_copied(self._open))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -49,7 +50,13 @@ class EngineApp(FastAPI):
         self.template_of = Templates(routes)
         """Returns the route template of a path."""
         self._groups = groups
-        super().__init__(routes=routes, openapi_url=None, docs_url=None, redoc_url=None)
+        super().__init__(
+            routes=routes,
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            lifespan=EngineApp._started,
+        )
         self.root_path = options.get("root_path") or ""  # deprecated as an argument of FastAPI
         self.limits = Limits.from_options(options)
         self._error_forms = {
@@ -75,6 +82,14 @@ class EngineApp(FastAPI):
                 for path, reason in getattr(group, "missing_paths", {}).items()
             },
         )
+
+    @asynccontextmanager
+    async def _started(self) -> AsyncIterator[None]:
+        """Let route groups prepare themselves in the event loop, before the first request."""
+        for group in self._groups.values():
+            if hasattr(group, "started"):
+                await group.started()
+        yield
 
     async def _describe(self, request: Request) -> JSONResponse:
         """Return the description of all routes."""

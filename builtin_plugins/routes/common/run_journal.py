@@ -1,0 +1,346 @@
+"""What the next API process needs to continue streamed answers: requests and outputs so far.
+
+The journal is in memory that the parent process preserves. An answer is made again from its
+request and recorded outputs, so its events are the same; then come the outputs that the engine,
+which goes on meanwhile, sends again from the first one on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from core.api import CompletionOutput, RequestOutput
+
+if TYPE_CHECKING:
+    from builtin_plugins.servers.api import Parent
+    from core.api import Registry
+    from core.api.serving import ServedEngine
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "runs"
+"""Name of the preserved state."""
+MAX_BODY_BYTES: Final = 256 * 1024
+"""Largest body of a request that is recorded."""
+MAX_OWNER_BYTES: Final = 16 * 1024 * 1024
+"""Largest size of an owner's records."""
+MAX_BYTES: Final = 256 * 1024 * 1024
+"""Size at which the records of ended answers are removed, and nothing more is recorded."""
+_LENGTH_BYTES: Final = 4
+
+
+class Opened(msgspec.Struct, array_like=True, tag=True):
+    """An answer that can be continued by another process."""
+
+    number: int
+    owner: str
+    client: str
+    path: str
+    body: bytes
+    answer_id: str
+    run_id: str
+    """Id of the engine request."""
+    created: int
+
+
+class Completion(msgspec.Struct, array_like=True):
+    """New text and tokens of one sequence."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    num_tokens: int
+    special_spans: list[tuple[int, int]]
+
+
+class Consumed(msgspec.Struct, array_like=True, tag=True):
+    """An output of which the events were made."""
+
+    number: int
+    completions: list[Completion]
+    finished: bool
+    num_cached_tokens: int | None
+
+
+class CallId(msgspec.Struct, array_like=True, tag=True):
+    """Id of a tool call in an answer."""
+
+    number: int
+    call_id: str
+
+
+class Ended(msgspec.Struct, array_like=True, tag=True):
+    """The answer is complete, or was given up."""
+
+    number: int
+
+
+Record = Opened | Consumed | CallId | Ended
+
+
+class RecordedRun:
+    """One answer in the journal: made for the first time, or again after a restart."""
+
+    def __init__(self, journal: RunJournal, opened: Opened) -> None:
+        self.opened = opened
+        self.outputs_so_far: deque[Consumed] = deque()
+        self.call_ids: deque[str] = deque()
+        self._journal = journal
+        self._num_ids = 0
+        self._is_open = True
+
+    @property
+    def seed(self) -> int:
+        """Seed of an answer without one, the same whenever it is made."""
+        digest = hashlib.sha256(self.opened.run_id.encode()).digest()
+        return int.from_bytes(digest[:7], "big")
+
+    def next_id(self) -> str:
+        """Return the next id within the answer, the same whenever it is made."""
+        self._num_ids += 1
+        return hashlib.sha256(f"{self.opened.run_id}:{self._num_ids}".encode()).hexdigest()[:32]
+
+    def call_id(self, given: str) -> str:
+        """Return the id of the next call: the recorded one, or the given one."""
+        if self.call_ids:
+            return self.call_ids.popleft()
+        self._write(CallId(self.opened.number, given))
+        return given
+
+    def close(self) -> None:
+        """Remove the answer: it has ended, or cannot be continued."""
+        if self._is_open:
+            self._write(Ended(self.opened.number))
+            self._is_open = False
+            self._journal.forget(self)
+
+    async def outputs(
+        self, live: AsyncGenerator[RequestOutput], prompt_token_ids: list[int]
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield the recorded outputs, then what `live`, the whole answer, has in addition."""
+        num_chars: dict[int, int] = {}
+        num_tokens: dict[int, int] = {}
+        while self.outputs_so_far:
+            recorded = self.outputs_so_far.popleft()
+            for each in recorded.completions:
+                num_chars[each.index] = num_chars.get(each.index, 0) + len(each.text)
+                num_tokens[each.index] = num_tokens.get(each.index, 0) + len(each.token_ids)
+            yield _output(self.opened.run_id, recorded, prompt_token_ids)
+            if recorded.finished:
+                await live.aclose()
+                return
+        async with aclosing(live):
+            async for output in live:
+                completions = []
+                for completion in output.outputs:
+                    index = completion.index
+                    rest, num_chars[index], num_tokens[index] = _after(
+                        completion, num_chars.get(index, 0), num_tokens.get(index, 0)
+                    )
+                    if rest.text or rest.token_ids or rest.finish_reason is not None:
+                        completions.append(rest)
+                if not completions and not output.finished:
+                    continue
+                rest_output = replace(output, outputs=completions)
+                self._write(_consumed(self.opened.number, rest_output))
+                yield rest_output
+
+    def _write(self, record: Record) -> None:
+        if self._is_open:
+            self._journal.write(self.opened.owner, record)
+
+
+class RunJournal:
+    """The records of all open answers of a server."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+        self._runs: dict[int, RecordedRun] = {}
+        self._num_runs = 0
+        self._bytes: dict[str, int] = {}
+        """Size of the records, by owner, since the file was written."""
+        self._descriptor = -1
+        self._records: dict[int, list[Record]] = {}
+        found = parent.preserved(NAME)
+        if found is not None and found.descriptors:
+            self._load(found.descriptors[0])
+        self._rewrite()
+        self._unfinished = list(self._runs.values())
+
+    @classmethod
+    def shared(cls, engine: ServedEngine) -> RunJournal | None:
+        """Return the journal of a server; None if nothing outlives its process."""
+        registry: Registry | None = engine.registry
+        if registry is None:
+            return None
+        parent: Parent | None = registry.shared("parent", lambda: None)
+        if parent is None or not hasattr(os, "memfd_create"):
+            return None
+        journal: RunJournal = registry.shared("run journal", lambda: cls(parent))
+        return journal
+
+    def take_unfinished(self, path: str) -> list[RecordedRun]:
+        """Return, once, the answers of a path that an earlier process has not completed."""
+        found = [each for each in self._unfinished if each.opened.path == path]
+        self._unfinished = [each for each in self._unfinished if each.opened.path != path]
+        return found
+
+    def open(
+        self,
+        owner: str,
+        client: str,
+        path: str,
+        body: bytes,
+        answer_id: str,
+        run_id: str,
+        created: int,
+    ) -> RecordedRun | None:
+        """Record a request; None if it is too large, or its owner has too many records."""
+        if (
+            len(body) > MAX_BODY_BYTES
+            or self._bytes.get(owner, 0) + len(body) > MAX_OWNER_BYTES
+            or sum(self._bytes.values()) > MAX_BYTES
+        ):
+            self._rewrite()
+            return None
+        self._num_runs += 1
+        opened = Opened(self._num_runs, owner, client, path, body, answer_id, run_id, created)
+        run = RecordedRun(self, opened)
+        self._runs[opened.number] = run
+        self.write(owner, opened)
+        return run
+
+    def write(self, owner: str, record: Record) -> None:
+        """Append a record."""
+        encoded = msgspec.msgpack.encode(record)
+        data = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded
+        os.write(self._descriptor, data)
+        self._bytes[owner] = self._bytes.get(owner, 0) + len(data)
+        self._records.setdefault(record.number, []).append(record)
+
+    def forget(self, run: RecordedRun) -> None:
+        """Hold the records of an answer no longer."""
+        self._runs.pop(run.opened.number, None)
+        self._records.pop(run.opened.number, None)
+        if not self._runs:
+            self._rewrite()
+
+    def _load(self, descriptor: int) -> None:
+        """Read the records of the process before; the last one may be incomplete."""
+        try:
+            for record in _records(os.pread(descriptor, os.fstat(descriptor).st_size, 0)):
+                self._note(record)
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("streams of the API process before cannot be continued: %s", error)
+
+    def _note(self, record: Record) -> None:
+        number = record.number
+        self._num_runs = max(self._num_runs, number)
+        if isinstance(record, Opened):
+            self._runs[number] = RecordedRun(self, record)
+            self._records[number] = [record]
+        elif number in self._runs:
+            self._records[number].append(record)
+            if isinstance(record, Consumed):
+                self._runs[number].outputs_so_far.append(record)
+            elif isinstance(record, CallId):
+                self._runs[number].call_ids.append(record.call_id)
+            else:
+                del self._runs[number]
+                del self._records[number]
+
+    def _rewrite(self) -> None:
+        """Write the records of the open answers to a new file, and preserve it."""
+        before = self._descriptor
+        self._descriptor = os.memfd_create(NAME)
+        self._bytes = {}
+        for number, records in list(self._records.items()):
+            self._records[number] = []
+            for record in records:
+                self.write(self._runs[number].opened.owner, record)
+        self._parent.preserve(NAME, descriptors=[self._descriptor])
+        if before >= 0:
+            os.close(before)
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    decoder = msgspec.msgpack.Decoder(Record)
+    position = 0
+    while position + _LENGTH_BYTES <= len(data):
+        length = int.from_bytes(data[position : position + _LENGTH_BYTES], "big")
+        position += _LENGTH_BYTES
+        if position + length > len(data):
+            return
+        yield decoder.decode(data[position : position + length])
+        position += length
+
+
+def _after(
+    completion: CompletionOutput, num_chars: int, num_tokens: int
+) -> tuple[CompletionOutput, int, int]:
+    """Return a completion without its first characters and tokens, and how many are left."""
+    chars = min(num_chars, len(completion.text))
+    tokens = min(num_tokens, len(completion.token_ids))
+    if not chars and not tokens:
+        return completion, num_chars, num_tokens
+    spans: Sequence[tuple[int, int]] = [
+        (start - chars, end - chars) for start, end in completion.special_spans if start >= chars
+    ]
+    rest = replace(
+        completion,
+        text=completion.text[chars:],
+        token_ids=list(completion.token_ids)[tokens:],
+        special_spans=spans,
+    )
+    return rest, num_chars - chars, num_tokens - tokens
+
+
+def _consumed(number: int, output: RequestOutput) -> Consumed:
+    completions = [
+        Completion(
+            each.index,
+            each.text,
+            list(each.token_ids),
+            each.finish_reason,
+            each.stop_reason,
+            each.num_tokens,
+            [(start, end) for start, end in each.special_spans],
+        )
+        for each in output.outputs
+    ]
+    return Consumed(number, completions, output.finished, output.num_cached_tokens)
+
+
+def _output(run_id: str, recorded: Consumed, prompt_token_ids: list[int]) -> RequestOutput:
+    completions = [
+        CompletionOutput(
+            index=each.index,
+            text=each.text,
+            token_ids=each.token_ids,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+            num_tokens=each.num_tokens,
+            special_spans=each.special_spans,
+        )
+        for each in recorded.completions
+    ]
+    return RequestOutput(
+        run_id,
+        None,
+        prompt_token_ids,
+        None,
+        completions,
+        recorded.finished,
+        num_cached_tokens=recorded.num_cached_tokens,
+    )
