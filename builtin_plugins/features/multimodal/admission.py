@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from builtin_plugins.features.multimodal.messages import (
     RequestItems,
 )
 from builtin_plugins.features.multimodal.pixels import raw_item
-from builtin_plugins.features.multimodal.processor_host import ProcessorHost
+from builtin_plugins.features.multimodal.processor_host import ProcessorHost, processor_hosts
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from core.api import EngineConfig, InvalidRequest, Registry
@@ -40,30 +41,27 @@ class MultimodalAdmission:
     keywords: tuple[str, ...] = ()
     prompt_keys: tuple[str, ...] = ()
 
-    def __init__(self, config: EngineConfig, registry: Registry, host: ProcessorHost | None):
-        """`host` was started already if the model is known to read items."""
+    def __init__(self, config: EngineConfig, registry: Registry) -> None:
         self._config = config
         self._registry = registry
         self._settings = Settings.from_config(config)
-        self._host = host
+        self._host: ProcessorHost | None = None
         self._facts: TowerFacts | None = None
 
     def attach(self, context: AdmissionContext) -> None:
-        """Read the tower's facts, and wait for the input processor."""
+        """Read the tower's facts, and start the input processor."""
         facts = context.facts.get(NAME)
         self._context = context
         self.unsupported = dict.fromkeys(
             FIELDS, Unsupported("is for models that read images, and this one reads text only")
         )
         if facts is None:
-            if self._host is not None:
-                self._host.close()
             return
         self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
         self._tokens = frozenset(self._facts.placeholders.values())
         self.keywords = self.prompt_keys = FIELDS
-        if self._host is None:
-            self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
+        self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
+        processor_hosts(self._registry).append(self._host)
         self._host.wait_until_ready()
 
     def applies_to(self, request: PendingRequest) -> bool:
@@ -73,7 +71,7 @@ class MultimodalAdmission:
         has_items = any(name in request.plugin_fields for name in FIELDS)
         return has_items or not self._tokens.isdisjoint(request.prompt_token_ids)
 
-    def prepare(self, request: PendingRequest) -> PendingRequest:
+    async def prepare(self, request: PendingRequest) -> PendingRequest:
         """Return the request with its items' tokens in the prompt. Raises `InvalidRequest`."""
         given = request.plugin_fields
         items = self._items(given.get(DATA) or {}, given.get(UUIDS) or {})
@@ -92,12 +90,14 @@ class MultimodalAdmission:
             message = msgspec.structs.replace(
                 message, text=str(text), control_spans=list(text.control_spans)
             )
-        answer = self._host.prepare(message)
-        if answer.error_field:
-            raise InvalidRequest(answer.error_field, answer.error)
+        # A message with large images takes milliseconds to encode.
+        answer = await asyncio.wrap_future(await asyncio.to_thread(self._host.submit, message))
         try:
-            return self._placed(request, self._read(request, answer), answer, holder)
-        except Exception:
+            if answer.error_field:
+                raise InvalidRequest(answer.error_field, answer.error)
+            prompt = await asyncio.to_thread(self._read, request, answer)
+            return self._placed(request, prompt, answer, holder)
+        except BaseException:
             TensorStore(self._host.folder).release(holder)
             raise
 

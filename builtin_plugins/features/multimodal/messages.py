@@ -88,6 +88,12 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """The prompt without a text."""
 
 
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """The process begins with a prompt: the one that fails if the process ends now."""
+
+    number: int
+
+
 class PreparedItem(msgspec.Struct, frozen=True):
     """One processed item; its tensors are in the store."""
 

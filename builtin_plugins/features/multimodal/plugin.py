@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from core.api import EngineConfig, Option, Range, Registry, hookimpl
@@ -46,17 +47,19 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
     # Imported lazily for a fast start.
     from builtin_plugins.features.multimodal.admission import MultimodalAdmission
 
-    return [MultimodalAdmission(config, registry, None)]
+    return [MultimodalAdmission(config, registry)]
 
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     # Imported lazily for a fast start.
+    from builtin_plugins.features.multimodal.processor_host import close_hosts
     from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
     from builtin_plugins.features.multimodal.settings import Settings
     from builtin_plugins.metric_sinks.api import gauge_providers
 
-    scheduler = EncoderScheduler(Settings.from_config(config))
+    settings = Settings.from_config(config)
+    scheduler = EncoderScheduler(settings, partial(close_hosts, registry))
     gauge_providers(registry)["multimodal"] = scheduler.gauges
     return [scheduler]
 

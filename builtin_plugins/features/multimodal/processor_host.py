@@ -1,4 +1,4 @@
-"""The frontend's side of the input processor's process: starts it, and asks it for prompts.
+"""The frontend's side of the input processor's process: starts it, and sends it prompts.
 
 If the process is killed, the prompt it worked on fails and the process is started again for the
 others.
@@ -20,19 +20,27 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.executors.api import Child, Connected, Failed, Start, thread_environment
-from builtin_plugins.features.multimodal.messages import OpenStore, Prepare, Prepared, Ready
-from builtin_plugins.features.multimodal.store import make_folder
+from builtin_plugins.features.multimodal.messages import (
+    Begun,
+    OpenStore,
+    Prepare,
+    Prepared,
+    Ready,
+)
+from builtin_plugins.features.multimodal.store import TensorStore, make_folder
 from core.api import EngineConfig, EngineDead, EngineError, Registry, RequestFailed
 
 log = logging.getLogger(__name__)
 
 TARGET: Final = "builtin_plugins.features.multimodal.processor_process:run"
-FromProcessor = Connected | Failed | Ready | Prepared
+FromProcessor = Connected | Failed | Ready | Begun | Prepared
 POLL_S: Final = 0.1
+MAX_RESTARTS: Final = 3
+"""Restarts in a row that do not become ready; then requests with items are refused."""
 
 
 class ProcessorHost:
-    """Answers prompts by the process; any thread may call `prepare`."""
+    """Answers prompts by the process; any thread may call `submit`."""
 
     def __init__(self, config: EngineConfig, registry: Registry, store_bytes: int) -> None:
         self.folder: Final = make_folder()
@@ -49,6 +57,10 @@ class ProcessorHost:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, tuple[Prepare, Future[Prepared]]] = OrderedDict()
         """Prompts that were sent, in this order."""
+        self._num_restarts = 0
+        """Restarts since the process was ready for the last time."""
+        self._begun: int | None = None
+        """The prompt that the process works on."""
         self._ready = threading.Event()
         self._error: EngineError | None = None
         self._state = _State(self.folder)
@@ -67,8 +79,8 @@ class ProcessorHost:
         if self._error is not None:
             raise self._error
 
-    def prepare(self, request: Prepare) -> Prepared:
-        """Return the answer to a prompt. Raises `RequestFailed` if it killed the process."""
+    def submit(self, request: Prepare) -> Future[Prepared]:
+        """Return the future answer to a prompt; `RequestFailed` if it ended the process."""
         future: Future[Prepared] = Future()
         with self._lock:
             if self._error is not None:
@@ -76,7 +88,7 @@ class ProcessorHost:
             request = msgspec.structs.replace(request, number=next(self._numbers))
             self._open[request.number] = request, future
             self._state.child.channel.send(request)
-        return future.result()
+        return future
 
     def close(self) -> None:
         """Kill the process and remove its tensors."""
@@ -95,15 +107,24 @@ class ProcessorHost:
 
     def _received(self, message: Any) -> None:
         if isinstance(message, Ready):
+            self._num_restarts = 0
             self._ready.set()
+        elif isinstance(message, Begun):
+            self._begun = message.number
         elif isinstance(message, Prepared):
+            self._begun = None
             with self._lock:
-                _, future = self._open.pop(message.number)
-            future.set_result(message)
+                request, future = self._open.pop(message.number)
+            if future.set_running_or_notify_cancel():
+                future.set_result(message)
+            else:  # the client has left
+                TensorStore(self.folder).release(request.holder)
 
     def _ended(self, error: EngineError) -> bool:
         """Handle the end of the process; return whether it was started again."""
-        if not self._ready.is_set() or not isinstance(error, EngineDead):
+        self._num_restarts += 1
+        may_restart = self._ready.is_set() and self._num_restarts <= MAX_RESTARTS
+        if not may_restart or not isinstance(error, EngineDead):
             self._fail(error)
             return False
         log.error("the input processor has ended and is started again: %s", error)
@@ -111,13 +132,13 @@ class ProcessorHost:
             old = self._state.child
             self._launch()
             old.close()
-            failed = self._open.popitem(last=False)[1][1] if self._open else None
+            failed = self._open.pop(self._begun, None) if self._begun is not None else None
+            self._begun = None
             for request, _ in self._open.values():
                 self._state.child.channel.send(request)
         if failed is not None:
-            failed.set_exception(
-                RequestFailed("multi_modal_data: its processing ended the input processor.")
-            )
+            text = "its processing ended the input processor. Send another image."
+            _set_error(failed[1], RequestFailed(f"multi_modal_data: {text}"))
         return True
 
     def _fail(self, error: EngineError) -> None:
@@ -127,7 +148,24 @@ class ProcessorHost:
             self._open.clear()
         self._ready.set()
         for future in waiting:
-            future.set_exception(error)
+            _set_error(future, error)
+
+
+def _set_error(future: Future[Prepared], error: EngineError) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def processor_hosts(registry: Registry) -> list[ProcessorHost]:
+    """Return the hosts of this process; an engine in the same process closes them with itself."""
+    made: list[ProcessorHost] = registry.shared("processor_hosts", list)
+    return made
+
+
+def close_hosts(registry: Registry) -> None:
+    """Close the hosts of this process."""
+    for host in processor_hosts(registry):
+        host.close()
 
 
 class _State:

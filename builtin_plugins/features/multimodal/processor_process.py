@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.executors.api import Start
 from builtin_plugins.features.multimodal.messages import (
+    Begun,
     OpenStore,
     Prepare,
     Prepared,
@@ -46,7 +47,9 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     worker = ProcessorWorker(start.config, load_processor(start.config, registry), store)
     channel.send(Ready())
     while True:
-        channel.send(worker.answer(channel.receive()))
+        request: Prepare = channel.receive()
+        channel.send(Begun(request.number))
+        channel.send(worker.answer(request))
 
 
 def load_processor(config: EngineConfig, registry: Registry) -> InputProcessor:
@@ -69,26 +72,24 @@ class ProcessorWorker:
         self._store = store
 
     def answer(self, request: Prepare) -> Prepared:
-        """Return a prompt expanded; its items are reserved in the store."""
-        self._store.remove_old_reservations()
+        """Return a prompt expanded; its items are held in the store."""
+        self._store.sweep()
         try:
             return self._prepare(request)
         except InvalidRequest as error:
-            answer = Prepared(request.number, error_field=error.field, error=_reason(error))
+            return Prepared(request.number, error_field=error.field, error=_reason(error))
         except EngineError as error:
-            answer = Prepared(request.number, error_field="multi_modal_data", error=str(error))
+            return Prepared(request.number, error_field="multi_modal_data", error=str(error))
         except Exception as error:  # noqa: BLE001 - fails this request only
             traceback.print_exc(file=sys.stderr)
             text = f"cannot be processed ({type(error).__name__}); send another image."
-            answer = Prepared(request.number, error_field="multi_modal_data", error=text)
-        self._store.release(request.holder)
-        return answer
+            return Prepared(request.number, error_field="multi_modal_data", error=text)
 
     def _prepare(self, request: Prepare) -> Prepared:
         found: list[tuple[bytes, ProcessedItem]] = []
         for raw in request.items:
             found.append(self._process(raw, request))
-            self._store.reserve(request.holder, [found[-1][0]])
+            self._store.hold(request.holder, [found[-1][0]])
         items = [item for _, item in found]
         listed = [PreparedItem(item.modality, h, item.num_tokens) for h, item in found]
         try:

@@ -8,6 +8,7 @@ as a whole.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,8 +47,10 @@ class EncoderScheduler:
 
     name = NAME
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_close: Callable[[], None] = lambda: None) -> None:
+        """`on_close` ends what the feature runs in this process."""
         self._settings: Final = settings
+        self._on_close: Final = on_close
         self._requests: dict[str, tuple[Any, RequestItems]] = {}
         """Open requests with items: the scheduler's record, and the items."""
         self._holders: dict[str, tuple[TensorStore, set[str]]] = {}
@@ -74,7 +77,8 @@ class EncoderScheduler:
         store, sequences = self._holders.setdefault(
             items.holder, (TensorStore(items.folder), set())
         )
-        store.adopt(items.holder)
+        if not sequences:
+            store.adopt(items.holder)
         sequences.add(request.request_id)
 
     def finished(self, request: Any) -> bool:
@@ -167,6 +171,10 @@ class EncoderScheduler:
                 dropped.append(key)
         self.counters.evicted += len(dropped)
         return dropped
+
+    def close(self) -> None:
+        """End the input processor of an engine in the same process."""
+        self._on_close()
 
     # --- calls and metrics
 

@@ -3,10 +3,6 @@
 One file per item. The process of the input processor writes it and keeps it while it is recently
 used. A request holds it by a hard link, so the memory is freed when neither needs it any more.
 Workers map the file; nothing is copied through messages.
-
-A request that was processed may never reach the scheduler: it may be refused, or its client may
-leave. So it only reserves its items until the scheduler adopts them, and old reservations are
-removed.
 """
 
 from __future__ import annotations
@@ -26,10 +22,8 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "engine-media-"
-RESERVED_S: Final = 120.0
-"""Age from which items that no scheduler has adopted are removed."""
-RESERVED_BYTES: Final = 1 << 30
-"""Size of reserved items from which the oldest are removed."""
+MAX_PENDING_S: Final = 600.0
+"""Longest time between the preparation of a request and its arrival in the engine."""
 MIN_FREE_BYTES: Final = 256 << 20
 """Free shared memory below which the store is in a temporary folder."""
 
@@ -51,7 +45,7 @@ class TensorStore:
 
     def __init__(self, folder: str, cache_bytes: int = 0) -> None:
         self._items = Path(folder, "items")
-        self._reserved = Path(folder, "reserved")
+        self._pending = Path(folder, "pending")
         self._held = Path(folder, "held")
         self._cache_bytes = cache_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
@@ -59,7 +53,7 @@ class TensorStore:
 
     def open(self) -> None:
         """Create the folders, or read those of a writer that has ended."""
-        for folder in (self._items, self._reserved, self._held):
+        for folder in (self._items, self._pending, self._held):
             folder.mkdir(exist_ok=True)
         paths = sorted(self._items.iterdir(), key=lambda path: path.stat().st_mtime)
         self._sizes = OrderedDict((path.name, path.stat().st_size) for path in paths)
@@ -89,9 +83,9 @@ class TensorStore:
         with safe_open(self._items / name, "pt") as file:
             return dict(file.metadata() or {})
 
-    def reserve(self, holder: str, content_hashes: Iterable[bytes]) -> None:
-        """Hold items for a request until it is adopted, or for a while."""
-        folder = self._reserved / holder
+    def hold(self, holder: str, content_hashes: Iterable[bytes]) -> None:
+        """Hold items for a request that is being prepared, until `adopt` or `sweep`."""
+        folder = self._pending / holder
         folder.mkdir(exist_ok=True)
         for content_hash in set(content_hashes):
             name = content_hash.hex()
@@ -99,27 +93,21 @@ class TensorStore:
                 (folder / name).hardlink_to(self._items / name)
 
     def adopt(self, holder: str) -> None:
-        """Hold the reserved items of a request until they are released."""
-        with suppress(OSError):  # adopted before, or removed: then reading it fails the request
-            (self._reserved / holder).rename(self._held / holder)
+        """Hold the items until `release`: their request has arrived in the engine."""
+        with suppress(OSError):  # adopted by another sequence, or by an engine that has ended
+            (self._pending / holder).rename(self._held / holder)
 
     def release(self, holder: str) -> None:
-        """Release the items of a request that has ended, or was refused."""
-        for folder in (self._reserved, self._held):
+        """Release the items of a request that has ended, in the engine or before."""
+        for folder in (self._pending, self._held):
             shutil.rmtree(folder / holder, ignore_errors=True)
 
-    def remove_old_reservations(self) -> None:
-        """Remove reservations of requests that never arrived: old ones, and those over the limit."""
-        found = []
-        for folder in self._reserved.iterdir():
-            with suppress(OSError):  # adopted in between
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                found.append((folder.stat().st_mtime, size, folder))
-        left = RESERVED_BYTES
-        for modified_s, size, folder in sorted(found, reverse=True):
-            left -= size
-            if left < 0 or time.time() - modified_s > RESERVED_S:
-                shutil.rmtree(folder, ignore_errors=True)
+    def sweep(self) -> None:
+        """Release the items of requests that were refused after their preparation."""
+        oldest = time.time() - MAX_PENDING_S
+        for path in self._pending.iterdir():
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
 
     def read(self, holder: str, content_hash: bytes) -> dict[str, torch.Tensor]:
         """Return the tensors of an item, mapped. Raises OSError without them."""
@@ -128,8 +116,8 @@ class TensorStore:
         return load_file(self._held / holder / content_hash.hex())
 
     def holders(self) -> Iterator[str]:
-        """Yield the requests that hold or reserve items."""
-        for folder in (self._reserved, self._held):
+        """Yield the requests that hold items."""
+        for folder in (self._pending, self._held):
             yield from (path.name for path in folder.iterdir())
 
     def _trim(self, keep: str) -> None:

@@ -113,7 +113,9 @@ def test_uuid_names_content_of_its_own_tenant_alone(worker: ProcessorWorker) -> 
 
 def test_tensors_are_held_for_the_request(worker: ProcessorWorker, tmp_path: Path) -> None:
     (key,) = hashes(prepare(worker, picture(), holder="request-1"))
-    found = TensorStore(str(tmp_path)).read("request-1", key)
+    store = TensorStore(str(tmp_path))
+    store.adopt("request-1")
+    found = store.read("request-1", key)
     assert found["p"].tolist() == [255, 0, 0] * 12
 
 

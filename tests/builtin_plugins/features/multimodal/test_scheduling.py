@@ -160,7 +160,7 @@ def test_a_span_longer_than_mixed_steps_pauses_decode_rows() -> None:
 def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> None:
     store = TensorStore(str(tmp_path))
     store.open()
-    (tmp_path / "held" / "both").mkdir()
+    store.hold("both", [])
     batch = Batch(limits(), folder=str(tmp_path))
     batch.add("a#0", [(2, 4)], holder="both")
     batch.add("a#1", [(2, 4)], holder="both")

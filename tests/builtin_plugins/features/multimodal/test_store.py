@@ -32,6 +32,8 @@ def test_held_items_outlive_their_eviction(tmp_path: Path) -> None:
     assert store.facts(KEYS[0]) is None
     assert store.facts(KEYS[3]) == {"text": "3"}
     reader = TensorStore(str(tmp_path))
+    reader.adopt("request")
+    reader.adopt("request")
     for number, key in enumerate(KEYS):
         found = reader.read("request", key)
         assert {name: tensor.tolist() for name, tensor in found.items()} == {
@@ -40,7 +42,7 @@ def test_held_items_outlive_their_eviction(tmp_path: Path) -> None:
     reader.release("request")
     with pytest.raises(OSError, match="No such file"):
         reader.read("request", KEYS[3])
-    assert not list((tmp_path / "held").iterdir())
+    assert list(reader.holders()) == []
 
 
 def test_the_least_recently_used_item_leaves_first(tmp_path: Path) -> None:
@@ -59,6 +61,7 @@ def test_an_item_larger_than_the_cache_can_be_held(tmp_path: Path) -> None:
     store.hold("one", [KEYS[0], KEYS[0]])
     store.write(KEYS[1], tensors(1), {})
     store.hold("one", [KEYS[1]])
+    store.adopt("one")
     assert store.read("one", KEYS[0])["grid"].tolist() == [[1, 2, 0]]
 
 
@@ -80,3 +83,18 @@ def test_folders_of_ended_processes_are_removed(
     assert made.parent == tmp_path
     assert not left.exists()
     assert other.exists()
+
+
+def test_items_of_refused_requests_are_released_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, 9)
+    store.write(KEYS[0], tensors(0), {})
+    store.hold("refused", KEYS[:1])
+    store.hold("runs", KEYS[:1])
+    store.adopt("runs")
+    store.sweep()
+    assert sorted(store.holders()) == ["refused", "runs"]
+    monkeypatch.setattr(store_module, "MAX_PENDING_S", -1.0)
+    store.sweep()
+    assert list(store.holders()) == ["runs"]
