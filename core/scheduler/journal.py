@@ -6,8 +6,10 @@ The file is a sequence of length-prefixed msgpack frames.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -18,6 +20,7 @@ from core.scheduler.limits import SchedulerLimits
 from core.scheduler.scheduler import Scheduler
 from core.step import StepPlan
 
+log = logging.getLogger(__name__)
 VERSION: Final = 4
 LENGTH_BYTES: Final = 4
 """Bytes of the little-endian length before each frame."""
@@ -115,9 +118,7 @@ class Journal:
 
     def close(self) -> None:
         """Flush and close the file, and close the scheduler; safe to call twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
         self._scheduler.close()
 
     def _record(self, kind: str, data: object) -> None:
@@ -125,9 +126,20 @@ class Journal:
         self._write(Frame(kind, self._clock(), self._scheduler.num_schedules, raw))
 
     def _write(self, frame: object) -> None:
-        if self._file is not None:
-            data = self._codec.encode(frame)
+        if self._file is None:
+            return
+        data = self._codec.encode(frame)
+        try:
             self._file.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+        except OSError as error:
+            log.error("--journal ends here, requests go on: %s", error)
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # the disk is full
+                self._file.close()
+            self._file = None
 
 
 def header_of(scheduler: Scheduler) -> Header:

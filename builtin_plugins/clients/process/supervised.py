@@ -236,7 +236,10 @@ class Supervised:
                 return
             self._restarts += 1
             self._watchdog.reset()
-            self._child = self._host.start(self._next_start())
+            try:
+                self._child = self._host.start(self._next_start())
+            except OSError as error:  # a full disk, too many open files: it may pass
+                raise EngineDead(f"the engine process cannot be started: {error}") from error
         self._wait_until_ready()
         self._host.keep(self._child, self._restarts)
         with self._lock:
@@ -250,13 +253,17 @@ class Supervised:
         log.warning("the engine is back (restart %d)", self._restarts)
 
     def _next_start(self) -> Start:
-        """Return the start message; each engine process writes its own journal."""
+        """Return the start message; each engine process writes its own journal, if it can."""
         config = self._start.config
         if config.scheduler.journal is None or not self._restarts:
             return self._start
-        scheduler = dataclasses.replace(
-            config.scheduler, journal=f"{config.scheduler.journal}.{self._restarts}"
-        )
+        journal: str | None = f"{config.scheduler.journal}.{self._restarts}"
+        try:
+            open(str(journal), "wb").close()
+        except OSError as error:
+            log.error("--journal ends here, requests go on: %s", error)
+            journal = None
+        scheduler = dataclasses.replace(config.scheduler, journal=journal)
         return msgspec.structs.replace(
             self._start, config=dataclasses.replace(config, scheduler=scheduler)
         )

@@ -22,6 +22,7 @@ _MAX_BASE_CHARS: Final = 75
 """Maximum length of the temporary folder's path; Unix socket paths have up to
 about 107 bytes.
 """
+_OTHER_BASE: Final = "/tmp"
 _LINGER_MS: Final = 1000
 _RETRY_MS: Final = 10
 """Interval of connection attempts and of checks for `close` while sending."""
@@ -50,9 +51,13 @@ class Channel:
         receives.
         """
         base = tempfile.gettempdir()
+        prefix = f"engine-{os.getpid()}-"
         if len(base) >= _MAX_BASE_CHARS:
-            base = "/tmp"
-        folder = tempfile.mkdtemp("", f"engine-{os.getpid()}-", base)
+            base = _OTHER_BASE
+        try:
+            folder = tempfile.mkdtemp("", prefix, base)
+        except OSError:  # it was removed, or is full, since this process has started
+            folder = tempfile.mkdtemp("", prefix, _OTHER_BASE)
         outgoing, incoming = _sockets()
         outgoing.set_hwm(0)  # a parent never blocks in `send`,
         outgoing.reconnect_ivl = _RETRY_MS

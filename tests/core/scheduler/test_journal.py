@@ -117,3 +117,12 @@ def test_replay_rejects_other_files(tmp_path):
 def test_unwritable_journal_error_names_the_file(tmp_path):
     with pytest.raises(EngineError, match=r"--journal .*missing/journal cannot be written"):
         Journal(str(tmp_path / "missing" / "journal"), Engine().scheduler)
+
+
+def test_full_disk_ends_the_journal_and_not_the_scheduler(tmp_path, caplog):
+    expected = record(tmp_path / "journal")
+    with caplog.at_level("ERROR", logger="core"):
+        engine = record("/dev/full")
+    assert len(engine.plans) == len(expected.plans)
+    (logged,) = [each for each in caplog.records if "--journal ends here" in each.message]
+    assert "No space left" in logged.message

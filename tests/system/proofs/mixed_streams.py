@@ -33,6 +33,8 @@ import httpx
 TIMEOUT_S: Final = 600.0
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
 VICTIMS: Final = ("engine", "grammar", "fork_server", "api", "parent")
+GRAMMARS: Final = ("grammar", "fork_server")
+"""Victims that only constrained streams need."""
 CUTS: Final = ("api", "parent")
 """Victims with deaths that cut streams."""
 MAX_FAULTS: Final = 20
@@ -181,6 +183,12 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
             },
         ),
     ]
+
+
+def is_constrained(body: dict[str, Any]) -> bool:
+    """Return whether a grammar holds an answer."""
+    is_called = body.get("tool_choice") in ("required", {"type": "any"})
+    return is_called or any(name in body for name in ("structured_outputs", "response_format"))
 
 
 @dataclass
@@ -359,6 +367,8 @@ class Kills:
     report: Callable[[str], None] = lambda text: None
     num_killed: int = 0
     num_answers: int = 0
+    num_constrained: int = 0
+    """Number of whole answers that a grammar held."""
     num_cuts: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -392,12 +402,13 @@ class Kills:
                 answer = await stream(client, *request)
             except Cut:
                 self.num_cuts += 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.3)
                 continue
             except AssertionError as error:
                 self._add_fault(f"after {self.num_killed} kills: {error}"[:2000])
                 continue
             self.num_answers += 1
+            self.num_constrained += is_constrained(request[1])
             if answer != expected:
                 self._add_fault(f"{request}:\n  {answer}\n  instead of\n  {expected}")
 
@@ -410,7 +421,7 @@ class Kills:
         while self.num_killed < self.count and len(self.faults) < MAX_FAULTS:
             await asyncio.sleep(0.3 * rng.random())
             pids = (await asyncio.to_thread(self.server.processes))[self.victim]
-            before = self.num_answers
+            before = self._num_needed()
             if not pids:
                 continue
             with suppress(ProcessLookupError):
@@ -422,8 +433,12 @@ class Kills:
                 await asyncio.to_thread(self._restart)
             await self._wait_until_ready(client)
             # some streams end between two kills
-            while self.num_answers < before + 2 and len(self.faults) < MAX_FAULTS:
+            while self._num_needed() < before + 2 and len(self.faults) < MAX_FAULTS:
                 await asyncio.sleep(0.02)
+
+    def _num_needed(self) -> int:
+        """Return the number of answers that needed the victim."""
+        return self.num_constrained if self.victim in GRAMMARS else self.num_answers
 
     def _restart(self) -> None:
         until_s = time.monotonic() + TIMEOUT_S
