@@ -221,6 +221,17 @@ def test_long_texts_are_chunked_with_enable_chunked_processing(checkpoint: Check
         ({"input": "a", "truncation_side": "left"}, "truncation_side"),
         ({"input": "a", "encodingformat": "float"}, "encodingformat"),
         ({"input": "a", "images": ["data:"]}, "images"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0]",
+        ),
         ({"input": "a", "cache_salt": "s" * 257}, "cache_salt"),
     ],
 )
