@@ -125,9 +125,10 @@ class SchemaKeywords:
                 yield [facts], [] if other is None else [other]
         elif kind == "string":
             some, negative = strings(schema, path)
+            positive = [EVERY[kind]]
             for strings_facts in some:
-                yield [strings_facts], []
-            yield [EVERY[kind]], negative
+                positive = self._known.merged(positive, [strings_facts])
+            yield positive, negative
         elif kind == "array":
             yield from ArrayKeywords(schema, self._known).clauses()
         elif kind == "object":
