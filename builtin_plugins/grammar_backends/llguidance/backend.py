@@ -28,10 +28,15 @@ _READING: Final = llguidance.LLParserLimits(
 )
 """Above the library's defaults; the CPU and memory of each grammar process are bounded too."""
 _FOLLOWING: Final = llguidance.LLParserLimits(
-    initial_lexer_fuel=1 << 60, step_lexer_fuel=1 << 60, max_grammar_size=_MAX_GRAMMAR_SIZE
+    initial_lexer_fuel=1 << 60,
+    step_lexer_fuel=1 << 60,
+    max_items_in_row=1_000_000,
+    step_max_items=100_000_000,
+    max_grammar_size=_MAX_GRAMMAR_SIZE,
 )
-"""Fuel is not refilled by tokens without masks, as in a replay. Without it the library refuses
-valid ones silently, so only the budgets of CPU time bound a grammar that passed the check."""
+"""The budgets of CPU time and memory bound a grammar that passed the check. These limits would end
+outputs in the middle, or forbid valid tokens: without masks in between, as in a replay, lexer fuel
+is not refilled."""
 
 
 class LLGuidance:

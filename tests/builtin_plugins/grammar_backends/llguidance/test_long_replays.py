@@ -1,4 +1,4 @@
-"""Texts are followed without masks, as after a preemption, however much work the lexer has."""
+"""Valid texts are followed however much work that takes, also without masks, as in a replay."""
 
 from __future__ import annotations
 
@@ -23,3 +23,15 @@ def test_long_text_is_replayed_without_masks() -> None:
         "The brain is to process and interpret, to move, to manage functions. " * 3 + "."
     )
     assert state.replay([*text.encode(), END])
+
+
+def test_many_open_alternatives_are_followed() -> None:
+    names = [f"k{i}" for i in range(8)]
+    schema = {
+        "anyOf": [
+            {"properties": {name: {"const": i} for name in names}, "additionalProperties": False}
+            for i in range(400)
+        ]
+    }
+    state = LLGuidance(VOCABULARY).compile(Constraint("json", json.dumps(schema))).start()
+    assert state.replay([*b'{"k1": 399, "k7": 399}', END])
