@@ -1,8 +1,10 @@
 """Recorded histories of real clients go on after every kind of damage, in all three protocols.
 
 `histories/` holds the last request of each session of Claude Code 2.1.197, Codex 0.169.0, OpenCode
-1.18.33, LangChain (langchain-openai 1.7, langchain-anthropic 1.7) and PydanticAI 2.68 with a
-scripted model; texts are cut short. The template is as strict as those of Qwen 3.5 and Mistral.
+1.18.33, Open WebUI 0.12.4, LangChain (langchain-openai 1.7, langchain-anthropic 1.7) and PydanticAI
+2.68 with a scripted model; texts are cut short. Open WebUI's server was driven as its page does, and
+its requests of titles, tags and follow-up questions are there, too; its Responses form is made by
+its own conversion. The template is as strict as those of Qwen 3.5 and Mistral.
 """
 
 from __future__ import annotations
@@ -278,19 +280,26 @@ def test_history_goes_on_after_every_damage(strict_api: Any, name: str) -> None:
         ), damage
 
 
-def test_sessions_of_five_clients_cover_every_damage_in_all_protocols() -> None:
-    assert len(SESSIONS) >= 40
+def test_sessions_of_six_clients_cover_every_damage_in_all_protocols() -> None:
+    assert len(SESSIONS) >= 65
     assert {name.split("_")[0].split("-")[0] for name in SESSIONS} == {
         "claude",
         "codex",
         "langchain",
         "opencode",
+        "openwebui",
         "pydanticai",
     }
     for protocol in ("chat", "responses", "messages"):
         own = [each for each in SESSIONS.values() if protocol_of(each) == protocol]
         for damage, damages in DAMAGES.items():
             assert any(continued(session, *damages) for session in own), (protocol, damage)
+    for protocol in ("chat", "responses"):
+        named = [
+            each for name, each in SESSIONS.items() if name.startswith(f"openwebui_{protocol}")
+        ]
+        for damage, damages in DAMAGES.items():
+            assert any(continued(session, *damages) for session in named), (protocol, damage)
 
 
 HEADER = "X-Ignored-Fields"
