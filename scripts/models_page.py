@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builtin_plugins.commands.models.command import Row, rows
+from builtin_plugins.commands.models.command import Row, read_table, rows
 from core.plugin import load_plan, make_plan
 from core.plugin.discovery import discover
 
@@ -26,6 +26,17 @@ recurrent state instead of keys and values.
 | architecture | model types | how | windows | states | quantized | TP | pooling | LoRA targets |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+IMAGES = """
+## Models that read images
+
+Every image-text class of transformers. *native*: tested with its own features. *generic*: its text
+part has a native decoder, and nothing in its source contradicts the common form; *refused*: with
+the reason. The tower is transformers' own in all of them
+([Models that read images](../guides/models.md#models-that-read-images)).
+
+| architecture | model types | how |
+| --- | --- | --- |
+"""
 REST = """
 ## Not served
 
@@ -44,8 +55,10 @@ def models_page() -> str:
         for row in rows(load_plan(make_plan(third_party)).entries("models"))
         if row.architecture != HIDDEN
     ]
+    table = read_table()
+    text_models = [row for row in known if table.get(row.architecture, {}).get("tried") != "images"]
     counts = {
-        how: sum(len(row.model_types) for row in known if row.how == how)
+        how: sum(len(row.model_types) for row in text_models if row.how == how)
         for how in ("native", "generic", "no")
     }
     text = INTRO.format(
@@ -54,8 +67,11 @@ def models_page() -> str:
         served=counts["native"] + counts["generic"],
         **counts,
     )
-    text += "".join(_served(row) for row in known if row.how != "no")
-    return text + REST + "".join(_unserved(row) for row in known if row.how == "no")
+    text += "".join(_served(row) for row in text_models if row.how != "no")
+    text += IMAGES
+    with_images = [row for row in known if row.images or row not in text_models]
+    text += "".join(_with_images(row) for row in with_images)
+    return text + REST + "".join(_unserved(row) for row in text_models if row.how == "no")
 
 
 def _served(row: Row) -> str:
@@ -70,6 +86,11 @@ def _served(row: Row) -> str:
     types = _listed(row.model_types)
     targets = _listed(row.lora_targets)
     return f"| {row.architecture} | {types} | {row.how} | {marks} | {targets} |\n"
+
+
+def _with_images(row: Row) -> str:
+    how = row.how if row.how != "no" else f"refused: {row.reason.replace('|', '/')}"
+    return f"| {row.architecture} | {_listed(row.model_types)} | {how} |\n"
 
 
 def _unserved(row: Row) -> str:

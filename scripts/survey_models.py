@@ -1,10 +1,12 @@
 """Tests every architecture in a tiny size and writes its features for `engine models`.
 
-Run after adding an architecture, then `make docs`: python scripts/survey_models.py
+Run after adding an architecture, then `make docs`: python scripts/survey_models.py. With
+`--images`, only models that read images are tried: of these, transformers' default config is read.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -16,9 +18,11 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers.models.auto import modeling_auto
 
-from builtin_plugins.commands.models.command import ANY, TABLE
+from builtin_plugins.commands.models.command import ANY, TABLE, read_table
 from builtin_plugins.models.generic.spec import spec, why_not
+from builtin_plugins.models.vision import spec as vision
 from core.errors import EngineError
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
@@ -115,6 +119,32 @@ def of_generic(model_types: list[str]) -> dict[str, Any]:
     return {"reason": reason}
 
 
+def survey_images() -> dict[str, dict[str, Any]]:
+    """Return a row per model of transformers that reads images and writes text."""
+    types: dict[str, list[str]] = {}
+    for model_type, names in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items():
+        name = names if isinstance(names, str) else names[0]
+        types.setdefault(name, []).append(model_type)
+    table = {}
+    for name in sorted(types):
+        reason = why_no_images(types[name][0], name)
+        facts = {"images": not reason, **({"reason": reason} if reason else {})}
+        table[name] = {"model_types": types[name], "tried": "images", **facts}
+    return table
+
+
+def why_no_images(model_type: str, name: str) -> str:
+    """Return why an architecture's images are not served; empty if they are."""
+    try:
+        config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        vision.spec(_Fields({**config, "architectures": [name]}))
+    except EngineError as error:
+        return str(error).partition("\n")[0]
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return _short(error)
+    return ""
+
+
 class _Fields:
     """A config as an object with attributes."""
 
@@ -156,7 +186,13 @@ def _short(error: Exception) -> str:
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    rows = survey()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", action="store_true")
+    rows = read_table() if parser.parse_args().images else survey()
+    for name, row in survey_images().items():
+        is_text = name in causal_types().values()
+        rows[name] = {**rows[name], "images": row["images"]} if is_text else row
+    rows = dict(sorted(rows.items()))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

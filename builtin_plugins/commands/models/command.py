@@ -29,6 +29,7 @@ PLAIN: Final = "plain weights"
 """Feature that marks a method for unquantized weights in a device-specific layout."""
 NONE: Final = "none"
 FLAGS: Final = {
+    "images": "images",
     "sliding_window": "windows",
     "running_state": "states",
     "quantization": "quantization",
@@ -52,6 +53,8 @@ class Row:
     """Name of the plugin that serves it."""
     reason: str = ""
     """Reason why it is not served."""
+    images: bool | None = None
+    """Whether prompts may have images; None: it is a model of text."""
     sliding_window: bool | None = None
     """Whether layers use sliding-window attention; None if untested."""
     running_state: bool | None = None
@@ -102,14 +105,14 @@ def _row(name: str, own: Any, general: Any, found: Mapping[str, Any]) -> Row:
     reason = facts.pop("reason", "")
     types = facts.pop("model_types", ())
     if own is not None:
-        known = facts if tried == "native" else {}
+        known = {} if tried == "generic" else facts
         return Row(name, "native", types, plugin=own.plugin.name, **known)
     if tried == "native":
         return Row(name, "no", types, reason="its plugin is not loaded")
     if general is None and not reason:
         return Row(name, "no", types, reason="no generic plugin is loaded")
     if reason:
-        return Row(name, "no", types, reason=reason)
+        return Row(name, "no", types, reason=reason, images=facts.get("images"))
     return Row(name, "generic", types, plugin=general.plugin.name, **facts)
 
 

@@ -74,8 +74,8 @@ def _decoder(config: Any, family: Family, architecture: str) -> DecoderSpec:
     read = family.decoder or native_decoder(text.model_type)
     if read is None:
         raise ModelError(
-            f"text_config.model_type: got {text.model_type!r}, which has no native decoder; "
-            f"expected one with, for the images of {architecture}. Serve another checkpoint."
+            f"text_config.model_type: got {text.model_type!r}; expected the type of a native "
+            f"decoder, for the images of {architecture}. Serve another checkpoint."
         )
     fields = text.to_dict()
     rope = dict(fields.get("rope_parameters") or {})
