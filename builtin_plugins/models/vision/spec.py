@@ -16,6 +16,7 @@ from builtin_plugins.models.vision.families import FAMILIES, Family
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
 from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
 from core.model_spec.tower import TowerFacts
 
 TEXT_NAMES: Final = (
@@ -34,7 +35,7 @@ REFUSED_MARKS: Final = {
 
 def spec(hf_config: Any) -> DecoderSpec:
     """Return the decoder with its tower. Raises `ModelError` for a model that is not served."""
-    architecture = hf_config.architectures[0]
+    architecture = str(ModelFacts(hf_config).required("architectures")[0])
     config = read_config(hf_config)
     model_class = getattr(transformers, architecture)
     family = FAMILIES.get(architecture)

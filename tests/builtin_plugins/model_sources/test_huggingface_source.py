@@ -111,6 +111,27 @@ def test_context_length_follows_the_config(
     assert source_of(folder, changes).max_model_len == expected
 
 
+TEXT_PART = {"max_position_embeddings": 32, "dtype": "float16", "eos_token_id": [3]}
+
+
+@pytest.mark.parametrize("name", ["text_config", "llm_config"])
+def test_text_part_decides_context_dtype_and_end_tokens(folder: Path, name: str) -> None:
+    source = source_of(folder, {name: TEXT_PART})
+    assert source.max_model_len == 32
+    assert source.checkpoint_dtype == "float16"
+    assert source.eos_token_ids == (3,)
+    whole = source_of(folder, {name: {"dtype": None, "hidden_size": 64}})
+    assert whole.max_model_len == 64
+    assert whole.checkpoint_dtype == "bfloat16"
+    assert whole.eos_token_ids == (7,)
+
+
+def test_text_part_without_a_context_has_that_of_its_config_class(folder: Path) -> None:
+    text = {"model_type": "gemma3_text", "sliding_window": 1024}
+    absent = {"max_position_embeddings": None, "model_type": "gemma3", "text_config": text}
+    assert source_of(folder, absent).max_model_len == 131_072
+
+
 def test_quantization_method_is_read_from_config(folder: Path) -> None:
     assert (
         source_of(folder, {"quantization_config": {"quant_method": "gptq"}}).quantization == "gptq"
