@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +27,7 @@ from builtin_plugins.features.multimodal.messages import (
     Prepared,
     Ready,
 )
-from builtin_plugins.features.multimodal.store import TensorStore, make_folder
+from builtin_plugins.features.multimodal.store import TensorStore, make_folder, remove_folder
 from core.api import EngineConfig, EngineDead, EngineError, Registry, RequestFailed
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class _State:
     def close(self) -> None:
         self.closed.set()
         self.child.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(Path(self.folder))
 
 
 def _receive_all(host: weakref.ref[ProcessorHost], state: _State) -> None:

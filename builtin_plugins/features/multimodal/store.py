@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "engine-media-"
+ITEMS: Final = "items"
+PENDING: Final = "pending"
+ENGINE: Final = "engine-"
+"""Prefix of files that name the engines with requests that hold items."""
 MAX_PENDING_S: Final = 600.0
 """Longest time between the preparation of a request and its arrival in the engine."""
 MIN_FREE_BYTES: Final = 256 << 20
@@ -34,19 +38,36 @@ def make_folder() -> str:
     if not base.is_dir() or shutil.disk_usage(base).free < MIN_FREE_BYTES:
         base = Path(tempfile.gettempdir())
     for path in base.glob(f"{PREFIX}*"):
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+        if not _is_alive(path.name.removeprefix(PREFIX).partition("-")[0]):
+            remove_folder(path)
     return tempfile.mkdtemp("", f"{PREFIX}{os.getpid()}-", base)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove the folder of a store without a writer.
+
+    Requests may outlive it in an engine of another process; what they hold stays.
+    """
+    engines = {mark.name.removeprefix(ENGINE) for mark in path.glob(f"{ENGINE}*")}
+    if any(_is_alive(pid) for pid in engines - {str(os.getpid())}):
+        for name in (ITEMS, PENDING):
+            shutil.rmtree(path / name, ignore_errors=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: str) -> bool:
+    return not pid.isdigit() or Path(f"/proc/{pid}").exists()
 
 
 class TensorStore:
     """The writer's side of a store, and all that a holder needs."""
 
     def __init__(self, folder: str, cache_bytes: int = 0) -> None:
-        self._items = Path(folder, "items")
-        self._pending = Path(folder, "pending")
-        self._held = Path(folder, "held")
+        self._folder = Path(folder)
+        self._items = self._folder / ITEMS
+        self._pending = self._folder / PENDING
+        self._held = self._folder / "held"
         self._cache_bytes = cache_bytes
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of the items of the cache, the least recently used first."""
@@ -95,6 +116,7 @@ class TensorStore:
     def adopt(self, holder: str) -> None:
         """Hold the items until `release`: their request has arrived in the engine."""
         with suppress(OSError):  # adopted by another sequence, or by an engine that has ended
+            (self._folder / f"{ENGINE}{os.getpid()}").touch()
             (self._pending / holder).rename(self._held / holder)
 
     def release(self, holder: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from builtin_plugins.features.multimodal import store as store_module
-from builtin_plugins.features.multimodal.store import TensorStore, make_folder
+from builtin_plugins.features.multimodal.store import TensorStore, make_folder, remove_folder
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 SIZE = 1000
@@ -98,3 +98,22 @@ def test_items_of_refused_requests_are_released_in_time(
     monkeypatch.setattr(store_module, "MAX_PENDING_S", -1.0)
     store.sweep()
     assert list(store.holders()) == ["runs"]
+
+
+def test_held_items_outlive_their_writer_while_their_engine_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    store = opened(folder, 9)
+    store.write(KEYS[0], tensors(0), {})
+    store.hold("runs", KEYS[:1])
+    monkeypatch.setattr("os.getpid", lambda: 1)  # another process that lives
+    store.adopt("runs")
+    monkeypatch.undo()
+    remove_folder(folder)
+    assert store.read("runs", KEYS[0])["grid"].tolist() == [[1, 2, 0]]
+    assert not (folder / store_module.ITEMS).exists()
+    (folder / f"{store_module.ENGINE}1").rename(folder / f"{store_module.ENGINE}{2**22 + 1}")
+    remove_folder(folder)
+    assert not folder.exists()

@@ -5,6 +5,7 @@ A new model is an entry of `checkpoints.MODELS`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from core import LLM
+from core.cli.main import main
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
 from tests.builtin_plugins.models.vision.parity import (
     AGAIN,
@@ -117,3 +119,10 @@ def test_two_ranks_equal_transformers(served: Served, request: pytest.FixtureReq
         pytest.skip("three models show it")
     with served.start(tensor_parallel_size=2) as llm:
         served.check(llm, THREE, ONE, OTHER, NONE)
+
+
+@pytest.mark.slow
+def test_memory_plan_counts_the_tower(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(served.folder), "--max-model-len", "256", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["weight_bytes"] == pytest.approx([plan["checkpoint_bytes"]], rel=0.01)
