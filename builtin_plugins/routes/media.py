@@ -45,6 +45,22 @@ class MediaLoader(Protocol):
         """
 
 
+class MediaCounter(Protocol):
+    """Counts the tokens of prompts with media."""
+
+    async def count(self, prompt: Mapping[str, Any], *, client: str, cache_salt: str) -> int:
+        """Return the number of tokens of a prompt with `multi_modal_data`.
+
+        Raises `InvalidRequest`.
+        """
+
+
+def media_counters(registry: Registry) -> list[MediaCounter]:
+    """Return this process's media counters; a feature adds its own when the engine has started."""
+    made: list[MediaCounter] = registry.shared("media counters", list)
+    return made
+
+
 def media_loaders(registry: Registry) -> list[MediaLoader]:
     """Return this process's media loaders; a feature adds its own when the frontend starts."""
     made: list[MediaLoader] = registry.shared("media loaders", list)

@@ -23,7 +23,8 @@ from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_host import ProcessorHost, processor_hosts
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
-from core.api import EngineConfig, InvalidRequest, Registry
+from builtin_plugins.routes.api import media_counters
+from core.api import EngineConfig, InvalidRequest, Registry, SamplingParams
 from core.api.execution import Span
 from core.api.features import AdmissionContext, PendingRequest, Unsupported
 from core.api.serving import Prompt, RenderedText
@@ -63,6 +64,7 @@ class MultimodalAdmission:
         self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
         processor_hosts(self._registry).append(self._host)
         self._host.wait_until_ready()
+        media_counters(self._registry).append(self)
 
     def applies_to(self, request: PendingRequest) -> bool:
         """Return whether the request has items, or placeholders without items."""
@@ -100,6 +102,21 @@ class MultimodalAdmission:
         except BaseException:
             TensorStore(self._host.folder).release(holder)
             raise
+
+    async def count(self, prompt: Mapping[str, Any], *, client: str, cache_salt: str) -> int:
+        """Return the number of tokens of a prompt with items. Raises `InvalidRequest`."""
+        request = PendingRequest(
+            request_id="count",
+            prompt_token_ids=prompt["prompt_token_ids"],
+            sampling=SamplingParams(),
+            plugin_fields={DATA: prompt[DATA], "client": client},
+            text=prompt["prompt"],
+            cache_salt=cache_salt,
+        )
+        counted = await self.prepare(request)
+        items = msgspec.msgpack.decode(counted.features[NAME], type=RequestItems)
+        TensorStore(items.folder).release(items.holder)
+        return len(counted.prompt_token_ids)
 
     def _items(self, data: Any, uuids: Any) -> list[RawItem]:
         """Return the items of a request, by modality."""

@@ -23,7 +23,7 @@ from builtin_plugins.routes.anthropic.reading import (
     with_client_names,
 )
 from builtin_plugins.routes.anthropic.writing import MessageWriter
-from builtin_plugins.routes.common.body import client_name
+from builtin_plugins.routes.common.body import client_name, reserve_bytes
 from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.message_endpoint import MessageEndpoint
@@ -158,6 +158,8 @@ class CountTokens:
         try:
             conversation = await asyncio.to_thread(prompt_of, parsed.fields)
             conversation.client = client_name(request)
+            conversation.reserve = reserve_bytes(request)
+            conversation.cache_salt = parsed.fields.cache_salt
             count = await while_connected(request, self._pipeline.count(conversation))
         except InvalidRequest as error:
             raise with_client_names(error, forced=False) from None

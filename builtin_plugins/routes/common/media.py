@@ -6,7 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Final
 
-from builtin_plugins.routes.media import MediaLoader, MediaSource, media_loaders
+from builtin_plugins.routes.media import (
+    MediaLoader,
+    MediaSource,
+    media_counters,
+    media_loaders,
+)
 from core.api import InvalidRequest, RequestOutput
 from core.api.serving import ServedEngine
 
@@ -95,6 +100,14 @@ def media_prompt(ids: list[int], text: str, data: Mapping[str, Any]) -> dict[str
     """Return the engine's prompt: with media, its text is tokenized after the placeholders."""
     prompt: dict[str, Any] = {"prompt_token_ids": ids}
     return prompt | ({"prompt": text, "multi_modal_data": data} if data else {})
+
+
+async def count_tokens(
+    engine: ServedEngine, prompt: Mapping[str, Any], *, client: str, cache_salt: str
+) -> int:
+    """Return the number of tokens of a prompt with media. Raises `InvalidRequest`."""
+    counter = media_counters(engine.registry)[0]  # a model with images has one
+    return await counter.count(prompt, client=client, cache_salt=cache_salt)
 
 
 async def releasing(

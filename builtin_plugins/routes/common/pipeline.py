@@ -26,6 +26,7 @@ from builtin_plugins.routes.common.conversation import (
     TokenLogprobs,
 )
 from builtin_plugins.routes.common.media import (
+    count_tokens,
     load_media,
     media_prompt,
     read_media,
@@ -132,14 +133,17 @@ class ChatPipeline:
         """Return the number of prompt tokens of a conversation."""
         await self._choose_thinking(conversation)
         media = read_media(self._engine, conversation.messages)
-        if media.sources:
-            raise InvalidRequest(
-                media.sources[0].field,
-                "got an image; expected text, since tokens of images are counted when an answer "
-                "is made (`usage`). Remove it.",
-            )
-        _, ids = await self._render(conversation)
-        return len(ids)
+        conversation.messages = media.messages
+        text, ids = await self._render(conversation)
+        if not media.sources:
+            return len(ids)
+        client = conversation.client
+        data = await load_media(
+            self._engine, media.sources, client=client, reserve=conversation.reserve
+        )
+        prompt = media_prompt(ids, text, data)
+        salt = conversation.cache_salt
+        return await count_tokens(self._engine, prompt, client=client, cache_salt=salt)
 
     def outputs(
         self, chat: PreparedChat, run_id: str, recorded: RecordedRun | None = None

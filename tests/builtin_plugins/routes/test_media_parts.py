@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from builtin_plugins.chat_renderers.jinja.renderer import JinjaRenderer
 from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
-from builtin_plugins.routes.api import MediaSource, media_loaders
+from builtin_plugins.routes.api import MediaSource, media_counters, media_loaders
 from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
@@ -398,18 +398,48 @@ def test_beam_search_over_images_is_refused(make: Callable[..., Api]) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "use_beam_search")
 
 
-def test_counting_routes_refuse_images_by_name(make: Callable[..., Api]) -> None:
+class FakeCounter:
+    """Counts a prompt with images as 1,000 tokens more."""
+
+    def __init__(self) -> None:
+        self.salts: list[str] = []
+
+    async def count(self, prompt: Mapping[str, Any], *, client: str, cache_salt: str) -> int:
+        self.salts.append(cache_salt)
+        images = prompt["multi_modal_data"]["image"]
+        return len(prompt["prompt_token_ids"]) + 1000 * len(images)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path"),
+    [("messages", "/v1/messages/count_tokens"), ("responses", "/v1/responses/input_tokens")],
+)
+def test_counting_routes_count_images(make: Callable[..., Api], protocol: str, path: str) -> None:
     api = make()
-    for protocol, path in (
-        ("messages", "/v1/messages/count_tokens"),
-        ("responses", "/v1/responses/input_tokens"),
-        ("chat", "/tokenize"),
-    ):
-        name = "input" if protocol == "responses" else "messages"
-        body = {name: [{"role": "user", "content": [image_part(protocol)]}]}
+    counter = FakeCounter()
+    media_counters(api.engine.registry).append(counter)
+    name = "input" if protocol == "responses" else "messages"
+
+    def count(*parts: dict[str, Any]) -> int:
+        body = {name: [{"role": "user", "content": [*parts]}], "cache_salt": "s"}
         answer = api.made.call("POST", path, json=body)
-        expected = FIELDS[protocol].format(0, 0)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, expected)
+        assert answer.status_code == 200, answer.text
+        tokens: int = answer.json()["input_tokens"]
+        return tokens
+
+    text = text_part(protocol, "hi")
+    image = image_part(protocol)
+    assert count(text) < 1000
+    assert counter.salts == []
+    assert count(text, image, image) == count(text) + 2 * len("<image>") + 2000
+    assert set(counter.salts) == {"s"}
+
+
+def test_tokenize_refuses_images_by_name(make: Callable[..., Api]) -> None:
+    body = {"messages": [{"role": "user", "content": [image_part("chat")]}]}
+    answer = make().made.call("POST", "/tokenize", json=body)
+    expected = FIELDS["chat"].format(0, 0)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, expected)
 
 
 def test_text_only_prompts_are_as_before(make: Callable[..., Api]) -> None:

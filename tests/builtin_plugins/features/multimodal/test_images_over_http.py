@@ -113,6 +113,10 @@ def test_every_way_to_send_an_image_gives_the_same_answer(
                 extra_body={"temperature": 0},
             )
             assert "".join(getattr(block, "text", "") for block in message.content) == expected
+            counted = other.messages.count_tokens(
+                model="", messages=[{"role": "user", "content": blocks}]
+            )
+            assert counted.input_tokens == num_tokens
             usage = message.usage
             assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == num_tokens
 
