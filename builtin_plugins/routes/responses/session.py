@@ -8,7 +8,10 @@ from typing import Any, Final
 from builtin_plugins.routes.responses.table_reader import MAX_CHAIN, StoredResponse
 from core.api import InvalidRequest
 
+MAX_IMAGE_CHARS: Final = 64 * 2**20
+"""Largest size of the images that a connection holds; the context bounds the texts."""
 _CALLS: Final = ("function_call", "custom_tool_call")
+_CONTENTS: Final = ("content", "output")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 
 
@@ -24,13 +27,25 @@ class Session:
         return held if held and held[-1].response["id"] == response_id else None
 
     def keep(self, chain: Sequence[StoredResponse]) -> None:
-        """Hold the last response of a chain instead of the held one."""
-        self._chain = list(chain) if len(chain) <= MAX_CHAIN else []
+        """Hold the last response of a chain instead of the held one, unless it is too large."""
+        fits = len(chain) <= MAX_CHAIN and _image_chars(chain) <= MAX_IMAGE_CHARS
+        self._chain = list(chain) if fits else []
 
     def evict(self, response_id: str) -> None:
         """Hold nothing more if this response is held: a request that continued it has failed."""
         if self.chain(response_id) is not None:
             self._chain = []
+
+
+def _image_chars(chain: Sequence[StoredResponse]) -> int:
+    """Return the size of the images in the inputs of some responses."""
+    contents = [item.get(name) for each in chain for item in each.input for name in _CONTENTS]
+    return sum(
+        len(part.get("image_url") or "")
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+    )
 
 
 def check_call_outputs(

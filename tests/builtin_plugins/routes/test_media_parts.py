@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from builtin_plugins.chat_renderers.jinja.renderer import JinjaRenderer
 from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
 from builtin_plugins.routes.api import MediaSource, media_counters, media_loaders
+from builtin_plugins.routes.cohere.routes import CohereRoutes
 from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
@@ -24,7 +25,7 @@ from builtin_plugins.servers.http.server import HttpServer
 from core.api import InvalidRequest
 from core.testing.echo_engine import EchoEngine
 
-GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, TokenizeRoutes)
+GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, CohereRoutes, TokenizeRoutes)
 TEMPLATE = """{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else \
 %}{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif \
 %}{% endfor %}{% endif %}{% endfor %}"""
@@ -270,6 +271,29 @@ def test_invalid_block_is_refused_by_its_field(
     answer = make().post("messages", [{"role": "user", "content": content}])
     expected = f"messages[0].content[0].{field}"
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, expected)
+
+
+def test_image_of_coheres_chat_becomes_a_part_and_an_item(make: Callable[..., Api]) -> None:
+    api = make()
+    image = {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}}
+    content = [{"type": "text", "text": "what"}, image, {"type": "text", "text": "is it"}]
+    body = {"model": "echo", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    answer = api.made.call("POST", "/v2/chat", json=body)
+    assert answer.status_code == 200, answer.text
+    assert api.engine.prompts[0]["prompt"] == "[user]what<image>is it"
+    assert [source.field for source in api.loader.sources] == ["messages[0].content[1].image_url"]
+    body["messages"] = [{"role": "assistant", "content": [image]}]
+    assert api.made.call("POST", "/v2/chat", json=body).status_code == 400
+
+
+def test_conversations_of_a_batch_have_their_own_images(make: Callable[..., Api]) -> None:
+    api = make()
+    urls = ["http://a.test/1.png", "http://a.test/2.png"]
+    conversations = [[{"role": "user", "content": [image_part("chat", url)]}] for url in urls]
+    body = {"messages": conversations, "max_tokens": 4}
+    answer = api.made.call("POST", "/v1/chat/completions/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    assert sorted(given["image"] for given in api.engine.given) == [[url] for url in urls]
 
 
 def test_file_id_of_responses_is_refused(make: Callable[..., Api]) -> None:

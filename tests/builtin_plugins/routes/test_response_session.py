@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from builtin_plugins.routes.responses import session as module
 from builtin_plugins.routes.responses.session import Session, check_call_outputs
 from builtin_plugins.routes.responses.table_reader import MAX_CHAIN, StoredResponse
 from core.errors import InvalidRequest
@@ -37,6 +38,22 @@ def test_a_chain_has_a_limit() -> None:
     session = Session()
     session.keep([stored(str(i)) for i in range(MAX_CHAIN + 1)])
     assert session.chain(str(MAX_CHAIN)) is None
+
+
+@pytest.mark.parametrize("name", ["content", "output"])
+def test_images_of_a_chain_have_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IMAGE_CHARS", 100)
+    parts = [
+        {"type": "input_text", "text": "a" * 999},
+        {"type": "input_image", "image_url": "b" * 50},
+    ]
+    item = {"type": "message", name: parts}
+    with_image = [StoredResponse({"id": str(i), "output": []}, [item]) for i in range(3)]
+    session = Session()
+    session.keep(with_image[:2])
+    assert session.chain("1") is not None
+    session.keep(with_image)
+    assert session.chain("2") is None
 
 
 def test_output_needs_its_call() -> None:
