@@ -5,12 +5,17 @@ Without Pillow: the API process refuses what no decoder may see, and what would 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Final
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Accepted formats, by Pillow's names. Other decoders never run."""
+MAX_JPEG_SEGMENTS: Final = 4096
+"""Segments before the size; photos have up to some hundred."""
+_NO_FILL_BYTE: Final = re.compile(rb"[^\xff]")
+"""A marker after bytes that fill up."""
 _JPEG_FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """Markers of JPEG segments with the size of the image."""
 _JPEG_ALONE: Final = frozenset({0x01, *range(0xD0, 0xD8)})
@@ -106,14 +111,13 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     position = 2
-    while True:
-        position = data.find(b"\xff", position)
-        if position < 0:
+    for _ in range(MAX_JPEG_SEGMENTS):
+        start = data.find(b"\xff", position)
+        found = None if start < 0 else _NO_FILL_BYTE.search(data, start)
+        if found is None:
             return None
-        while data[position] == 0xFF:  # fill bytes
-            position += 1
-        marker = data[position]
-        position += 1
+        marker = found[0][0]
+        position = found.end()
         if marker == 0 or marker in _JPEG_ALONE:
             continue
         (length,) = struct.unpack_from(">H", data, position)
@@ -123,6 +127,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
         if length < 2 or marker == 0xDA:  # the pixels start without a frame
             return None
         position += length
+    return None
 
 
 _SIZES: Final[Mapping[str, Callable[[bytes], tuple[int, int] | None]]] = {

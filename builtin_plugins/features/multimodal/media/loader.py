@@ -19,7 +19,7 @@ from core.api import InvalidRequest
 REQUEST_FACTOR: Final = 4
 """Bytes and pixels of all images of a request, as a multiple of what one may have."""
 _QUICK_CHARS: Final = 2**16
-"""Length of base64 text that is decoded without a thread."""
+"""Length of base64 text, or of a file, that is read without a thread."""
 
 
 class ImageLoader:
@@ -70,7 +70,11 @@ class ImageLoader:
         if source.url is None and source.base64 is None:
             return MediaItem(source.modality, b"", field, source.uuid)
         data = await self._read(source, client, reserve)
-        totals.add(len(data), check_image(data, field, limits), field)
+        if len(data) <= _QUICK_CHARS:
+            num_pixels = check_image(data, field, limits)
+        else:
+            num_pixels = await asyncio.to_thread(check_image, data, field, limits)
+        totals.add(len(data), num_pixels, field)
         return MediaItem(source.modality, data, field, source.uuid)
 
     async def _read(

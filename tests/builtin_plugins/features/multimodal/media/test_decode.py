@@ -56,6 +56,15 @@ def test_hostile_file_is_refused_by_its_field_within_bounds(name: str) -> None:
     assert time.process_time() - begun < 2
 
 
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name.startswith("JPEG of")])
+def test_header_is_searched_in_little_time(name: str) -> None:
+    data = HOSTILE[name]
+    begun = time.process_time()
+    for _ in range(10):
+        image_size(data)
+    assert time.process_time() - begun < 1
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (64, 48)])
 def test_header_gives_format_and_size_of_each_accepted_format(
