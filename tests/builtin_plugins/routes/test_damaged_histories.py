@@ -1,10 +1,10 @@
 """Recorded histories of real clients go on after every kind of damage, in all three protocols.
 
 `histories/` holds the last request of each session of Claude Code 2.1.197, Codex 0.169.0, OpenCode
-1.18.33, Open WebUI 0.12.4, LangChain (langchain-openai 1.7, langchain-anthropic 1.7) and PydanticAI
-2.68 with a scripted model; texts are cut short. Open WebUI's server was driven as its page does, and
-its requests of titles, tags and follow-up questions are there, too; its Responses form is made by
-its own conversion. The template is as strict as those of Qwen 3.5 and Mistral.
+1.18.33, Open WebUI 0.12.4, LangChain (langchain-openai 1.7, langchain-anthropic 1.7) and
+PydanticAI 2.68 with a scripted model; texts are cut short. Open WebUI's server was driven as its
+page does, and its requests of titles, tags and follow-up questions are there, too; its Responses
+form is made by its own conversion. The template is as strict as those of Qwen 3.5 and Mistral.
 """
 
 from __future__ import annotations
