@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from core.api.serving import Client, Listener
 
 
+EXAMPLE_REQUESTS = [({"resumable": True}, "there", "there")]
+"""Example requests of the conformance suite."""
+
+
 @hookimpl
 def engine_clients() -> list[Entry]:
     """Return the client; preferred over a thread, because requests survive an engine crash."""

@@ -32,9 +32,11 @@ NAME: Final = "runs"
 MAX_BODY_BYTES: Final = 256 * 1024
 """Largest body of a request that is recorded."""
 MAX_OWNER_BYTES: Final = 16 * 1024 * 1024
-"""Largest size of an owner's records."""
+"""Largest size of the records of an owner's open answers."""
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Size at which the records of ended answers are removed, and nothing more is recorded."""
+"""Largest size of the records of all open answers."""
+SPARE_BYTES: Final = 1024 * 1024
+"""Size of records of ended answers from which on they are removed from the file."""
 _LENGTH_BYTES: Final = 4
 
 
@@ -157,8 +159,8 @@ class RecordedRun:
                 yield rest_output
 
     def _write(self, record: Record) -> None:
-        if self._is_open:
-            self._journal.write(self.opened.owner, record)
+        if self._is_open and not self._journal.write(self.opened.owner, record):
+            self.close()
 
 
 class RunJournal:
@@ -168,13 +170,16 @@ class RunJournal:
         self._parent = parent
         self._runs: dict[int, RecordedRun] = {}
         self._num_runs = 0
+        self._records: dict[int, list[bytes]] = {}
+        """Encoded records of the open answers."""
         self._bytes: dict[str, int] = {}
-        """Size of the records, by owner, since the file was written."""
+        """Size of the records of open answers, by owner."""
         self._descriptor = -1
-        self._records: dict[int, list[Record]] = {}
+        self._file_bytes = 0
         found = parent.preserved(NAME)
         if found is not None and found.descriptors:
             self._load(found.descriptors[0])
+            os.close(found.descriptors[0])
         self._rewrite()
         self._unfinished = list(self._runs.values())
 
@@ -207,12 +212,7 @@ class RunJournal:
         created: int,
     ) -> RecordedRun | None:
         """Record a request; None if it is too large, or its owner has too many records."""
-        if (
-            len(body) > MAX_BODY_BYTES
-            or self._bytes.get(owner, 0) + len(body) > MAX_OWNER_BYTES
-            or sum(self._bytes.values()) > MAX_BYTES
-        ):
-            self._rewrite()
+        if len(body) > MAX_BODY_BYTES or not self._has_room(owner, len(body)):
             return None
         self._num_runs += 1
         opened = Opened(self._num_runs, owner, client, path, body, answer_id, run_id, created)
@@ -221,68 +221,84 @@ class RunJournal:
         self.write(owner, opened)
         return run
 
-    def write(self, owner: str, record: Record) -> None:
-        """Append a record."""
+    def write(self, owner: str, record: Record) -> bool:
+        """Append a record; return False if there is no room for it."""
         encoded = msgspec.msgpack.encode(record)
-        data = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded
-        os.write(self._descriptor, data)
-        self._bytes[owner] = self._bytes.get(owner, 0) + len(data)
-        self._records.setdefault(record.number, []).append(record)
+        if not self._has_room(owner, len(encoded)) and not isinstance(record, Ended):
+            return False
+        self._append(encoded)
+        self._records.setdefault(record.number, []).append(encoded)
+        self._bytes[owner] = self._bytes.get(owner, 0) + len(encoded)
+        return True
 
     def forget(self, run: RecordedRun) -> None:
         """Hold the records of an answer no longer."""
-        self._runs.pop(run.opened.number, None)
-        self._records.pop(run.opened.number, None)
-        if not self._runs:
+        opened = run.opened
+        if self._runs.pop(opened.number, None) is not None:
+            size = sum(map(len, self._records.pop(opened.number)))
+            self._bytes[opened.owner] -= size
+            if not self._bytes[opened.owner]:
+                del self._bytes[opened.owner]
+        if self._file_bytes > 2 * sum(self._bytes.values()) + SPARE_BYTES:
             self._rewrite()
+
+    def _has_room(self, owner: str, size: int) -> bool:
+        own = self._bytes.get(owner, 0) + size
+        return own <= MAX_OWNER_BYTES and sum(self._bytes.values()) + size <= MAX_BYTES
+
+    def _append(self, encoded: bytes) -> None:
+        data = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded
+        os.write(self._descriptor, data)
+        self._file_bytes += len(data)
 
     def _load(self, descriptor: int) -> None:
         """Read the records of the process before; the last one may be incomplete."""
         try:
-            for record in _records(os.pread(descriptor, os.fstat(descriptor).st_size, 0)):
-                self._note(record)
+            for encoded in _records(os.pread(descriptor, os.fstat(descriptor).st_size, 0)):
+                self._note(encoded)
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("streams of the API process before cannot be continued: %s", error)
 
-    def _note(self, record: Record) -> None:
+    def _note(self, encoded: bytes) -> None:
+        record: Record = msgspec.msgpack.decode(encoded, type=Record)
         number = record.number
         self._num_runs = max(self._num_runs, number)
         if isinstance(record, Opened):
             self._runs[number] = RecordedRun(self, record)
-            self._records[number] = [record]
-        elif number in self._runs:
-            self._records[number].append(record)
-            if isinstance(record, Consumed):
-                self._runs[number].outputs_so_far.append(record)
-            elif isinstance(record, CallId):
-                self._runs[number].call_ids.append(record.call_id)
-            else:
-                del self._runs[number]
-                del self._records[number]
+        run = self._runs.get(number)
+        if run is None:
+            return
+        owner = run.opened.owner
+        self._records.setdefault(number, []).append(encoded)
+        self._bytes[owner] = self._bytes.get(owner, 0) + len(encoded)
+        if isinstance(record, Consumed):
+            run.outputs_so_far.append(record)
+        elif isinstance(record, CallId):
+            run.call_ids.append(record.call_id)
+        elif isinstance(record, Ended):
+            self.forget(run)
 
     def _rewrite(self) -> None:
         """Write the records of the open answers to a new file, and preserve it."""
         before = self._descriptor
         self._descriptor = os.memfd_create(NAME)
-        self._bytes = {}
-        for number, records in list(self._records.items()):
-            self._records[number] = []
-            for record in records:
-                self.write(self._runs[number].opened.owner, record)
+        self._file_bytes = 0
+        for records in self._records.values():
+            for encoded in records:
+                self._append(encoded)
         self._parent.preserve(NAME, descriptors=[self._descriptor])
         if before >= 0:
             os.close(before)
 
 
-def _records(data: bytes) -> Iterator[Record]:
-    decoder = msgspec.msgpack.Decoder(Record)
+def _records(data: bytes) -> Iterator[bytes]:
     position = 0
     while position + _LENGTH_BYTES <= len(data):
         length = int.from_bytes(data[position : position + _LENGTH_BYTES], "big")
         position += _LENGTH_BYTES
         if position + length > len(data):
             return
-        yield decoder.decode(data[position : position + length])
+        yield data[position : position + length]
         position += length
 
 

@@ -136,7 +136,7 @@ class ChatCompletions:
                 detached=partial(self._detached, owner) if is_detached else None,
             )
         except BaseException as error:
-            if recorded is not None:
+            if recorded is not None and self._runs.running(owner, head.id) is None:
                 recorded.close()
             if not isinstance(error, InvalidRequest):
                 raise

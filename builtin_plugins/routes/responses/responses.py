@@ -168,7 +168,7 @@ class Responses:
                 detached=partial(self._detached, request) if is_detached else None,
             )
         except BaseException as error:
-            if recorded is not None:
+            if recorded is not None and not self._is_running(recorded):
                 recorded.close()
             if not isinstance(error, InvalidRequest):
                 raise
@@ -193,6 +193,10 @@ class Responses:
             run_id=engine_id(answer_id),
             created=now(),
         )
+
+    def _is_running(self, recorded: RecordedRun) -> bool:
+        opened = recorded.opened
+        return self._runs.running(opened.owner, opened.answer_id) is not None
 
     async def count(self, request: Request) -> Response:
         """The number of input tokens of a request."""
