@@ -34,7 +34,7 @@ from builtin_plugins.routes.common.media import (
 )
 from builtin_plugins.routes.common.output_formats import AnswerFormats, OutputFormats
 from builtin_plugins.routes.common.requests import raise_on_error
-from builtin_plugins.routes.common.run_journal import RecordedRun
+from builtin_plugins.routes.common.run_ledger import RecordedRun
 from builtin_plugins.routes.common.sampling import sampling_params
 from builtin_plugins.routes.common.thinking import ThinkingChoice
 from builtin_plugins.routes.common.tool_schemas import enforced_tools

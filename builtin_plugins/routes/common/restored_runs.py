@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from builtin_plugins.routes.common.body import client_name, owner_name
 from builtin_plugins.routes.common.event_runs import EventRuns
-from builtin_plugins.routes.common.run_journal import MAX_BODY_BYTES, RecordedRun, RunJournal
+from builtin_plugins.routes.common.run_ledger import MAX_BODY_BYTES, RecordedRun, RunLedger
 from builtin_plugins.routes.common.streams import EventStream
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,14 @@ POLL_S: Final = 0.005
 
 
 async def restore_runs(
-    journal: RunJournal, runs: EventRuns, path: str, endpoint: Endpoint
+    ledger: RunLedger, runs: EventRuns, path: str, endpoint: Endpoint
 ) -> list[asyncio.Task[None]]:
     """Answer the unfinished requests of a path again; return the tasks that do.
 
     Afterwards, clients find the answers.
     """
     tasks = []
-    for recorded in journal.take_unfinished(path):
+    for recorded in ledger.take_unfinished(path):
         opened = recorded.opened
         task = asyncio.ensure_future(_answer(endpoint, recorded))
         tasks.append(task)
@@ -78,7 +78,7 @@ def recorded_run(request: Request) -> RecordedRun | None:
 
 
 def record_run(
-    journal: RunJournal | None,
+    ledger: RunLedger | None,
     request: Request,
     body: Callable[[], dict[str, Any]],
     *,
@@ -91,9 +91,9 @@ def record_run(
     None for one that is too large, and on a server without a parent process.
     """
     length = request.headers.get("content-length", "")
-    if journal is None or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
+    if ledger is None or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
         return None
-    return journal.open(
+    return ledger.open(
         owner_name(request),
         client_name(request),
         request.scope["path"],

@@ -40,7 +40,7 @@ from builtin_plugins.routes.common.requests import (
     respond,
 )
 from builtin_plugins.routes.common.restored_runs import record_run, recorded_run, restore_runs
-from builtin_plugins.routes.common.run_journal import RecordedRun, RunJournal
+from builtin_plugins.routes.common.run_ledger import RecordedRun, RunLedger
 from builtin_plugins.routes.common.sampling import structured_output_fields
 from builtin_plugins.routes.common.streams import DONE, EventStream, event, text_event_template
 from builtin_plugins.routes.openai.answers import (
@@ -86,13 +86,13 @@ class ChatCompletions:
         options: AnswerOptions,
         pipeline: ChatPipeline,
         runs: EventRuns,
-        journal: RunJournal | None = None,
+        ledger: RunLedger | None = None,
     ) -> None:
         self._engine = engine
         self._options = options
         self._pipeline = pipeline
         self._runs = runs
-        self._journal = journal
+        self._ledger = ledger
 
     async def __call__(self, request: Request) -> Any:
         """Answer one request, streamed or whole."""
@@ -118,7 +118,7 @@ class ChatCompletions:
             head = replace(head, id=recorded.opened.answer_id, created=recorded.opened.created)
         elif is_detached and fields.stream and request.scope["path"] == PATH:
             recorded = record_run(
-                self._journal,
+                self._ledger,
                 request,
                 lambda: {**parsed.others, **msgspec.to_builtins(fields)},
                 answer_id=head.id,
@@ -151,8 +151,8 @@ class ChatCompletions:
 
     async def restore(self) -> None:
         """Continue the streams of an API process that has died."""
-        if self._journal is not None:
-            self._restored = await restore_runs(self._journal, self._runs, PATH, self)
+        if self._ledger is not None:
+            self._restored = await restore_runs(self._ledger, self._runs, PATH, self)
 
     async def resume(self, request: Request) -> EventStream:
         """The events of a streamed answer after `Last-Event-ID`, or `starting_after`."""

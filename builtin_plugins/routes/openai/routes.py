@@ -21,7 +21,7 @@ from builtin_plugins.routes.common.requests import (
     listed_variants,
     now,
 )
-from builtin_plugins.routes.common.run_journal import RunJournal
+from builtin_plugins.routes.common.run_ledger import RunLedger
 from builtin_plugins.routes.common.schema import body_schema, bounded_schemas, struct_schema
 from builtin_plugins.routes.openai.answers import AnswerOptions
 from builtin_plugins.routes.openai.chat import ChatCompletions
@@ -65,7 +65,7 @@ class OpenAIRoutes:
             )
         runs = EventRuns.shared(engine)
         self._chat = ChatCompletions(
-            engine, options, ChatPipeline(engine, formats), runs, RunJournal.shared(engine)
+            engine, options, ChatPipeline(engine, formats), runs, RunLedger.shared(engine)
         )
         self._batch = ChatBatch(self._chat)
         self._strict = options.strict_fields

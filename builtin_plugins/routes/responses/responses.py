@@ -41,7 +41,7 @@ from builtin_plugins.routes.common.requests import (
     respond,
 )
 from builtin_plugins.routes.common.restored_runs import record_run, recorded_run, restore_runs
-from builtin_plugins.routes.common.run_journal import RecordedRun, RunJournal
+from builtin_plugins.routes.common.run_ledger import RecordedRun, RunLedger
 from builtin_plugins.routes.common.streams import EventStream, typed_event, while_connected
 from builtin_plugins.routes.responses.fields import (
     INCLUDABLE,
@@ -111,7 +111,7 @@ class Responses:
         cached_details: bool,
         image_placeholder: str | None = None,
         resume_s: float = 0.0,
-        journal: RunJournal | None = None,
+        ledger: RunLedger | None = None,
     ) -> None:
         """`resume_s`: seconds for which streams go on without their client."""
         self._engine = engine
@@ -123,7 +123,7 @@ class Responses:
         self._cached_details = cached_details
         self._image_placeholder = image_placeholder
         self._resume_s = resume_s
-        self._journal = journal
+        self._ledger = ledger
 
     async def create(self, request: Request, session: Session | None = None) -> Any:
         """An answer, whole, streamed or made in the background.
@@ -179,14 +179,14 @@ class Responses:
 
     async def restore(self) -> None:
         """Continue the answers of an API process that has died."""
-        if self._journal is not None:
-            self._restored = await restore_runs(self._journal, self._runs, PATH, self.create)
+        if self._ledger is not None:
+            self._restored = await restore_runs(self._ledger, self._runs, PATH, self.create)
 
     def _record(self, request: Request, parsed: ParsedBody[ResponsesFields]) -> RecordedRun | None:
         """Record a request, so that the next API process can continue its answer."""
         answer_id = _new_response_id()
         return record_run(
-            self._journal,
+            self._ledger,
             request,
             lambda: {**parsed.others, **msgspec.to_builtins(parsed.fields)},
             answer_id=answer_id,

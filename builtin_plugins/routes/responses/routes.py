@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
-from builtin_plugins.routes.common.run_journal import RunJournal
+from builtin_plugins.routes.common.run_ledger import RunLedger
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.responses.compaction import CompactFields, Compaction
 from builtin_plugins.routes.responses.databases import open_database
@@ -63,7 +63,7 @@ class ResponsesRoutes:
             cached_details=bool(options.get("enable_prompt_tokens_details")),
             image_placeholder=options.get("responses_image_placeholder"),
             resume_s=options.get("stream_resume_timeout") or 0.0,
-            journal=RunJournal.shared(engine),
+            ledger=RunLedger.shared(engine),
         )
         self._socket = ResponseSocket(self._responses, options.get("allowed_origins") or ())
         self._compaction = Compaction(engine, self._responses, strict=self._strict)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builtin_plugins.routes.common import run_journal
-from builtin_plugins.routes.common.run_journal import RecordedRun, RunJournal
+from builtin_plugins.routes.common import run_ledger
+from builtin_plugins.routes.common.run_ledger import RecordedRun, RunLedger
 from builtin_plugins.servers.api import PreservedState
 from builtin_plugins.servers.http.server import HttpServer
 from core.api import CompletionOutput, EngineConfig, RequestOutput
@@ -60,8 +60,8 @@ class FakeParent:
         return sum(os.fstat(each).st_size for each in self._descriptors.values())
 
 
-def opened(journal: RunJournal, number: int, owner: str = "a", body: bytes = b"{}") -> Any:
-    return journal.open(owner, "client", "/path", body, f"answer-{number}", f"run-{number}", 5)
+def opened(ledger: RunLedger, number: int, owner: str = "a", body: bytes = b"{}") -> Any:
+    return ledger.open(owner, "client", "/path", body, f"answer-{number}", f"run-{number}", 5)
 
 
 def output(index: int, text: str, *, finished: bool = False) -> RequestOutput:
@@ -78,14 +78,14 @@ async def live(parts: list[RequestOutput]) -> AsyncGenerator[RequestOutput]:
         yield each
 
 
-async def read(run: RecordedRun, parts: list[RequestOutput], most: int | None = None) -> list[Any]:
+async def read(run: RecordedRun, parts: list[RequestOutput], limit: int | None = None) -> list[Any]:
     found = []
     outputs = run.outputs(live(parts), [1])
     async for each in outputs:
         found.append(
             [(c.index, c.text, list(c.token_ids), list(c.special_spans)) for c in each.outputs]
         )
-        if len(found) == most:
+        if len(found) == limit:
             break
     await outputs.aclose()
     return found
@@ -117,11 +117,11 @@ def test_outputs_after_a_restart_continue_those_before_for_every_grouping(
 
     async def run() -> None:
         parent = FakeParent()
-        made = opened(RunJournal(parent), 1)
+        made = opened(RunLedger(parent), 1)
         start = await read(made, grouped(texts, before), killed_at) if killed_at else []
-        journal = RunJournal(parent)
-        (again,) = journal.take_unfinished("/path")
-        assert journal.take_unfinished("/path") == []
+        ledger = RunLedger(parent)
+        (again,) = ledger.take_unfinished("/path")
+        assert ledger.take_unfinished("/path") == []
         whole = await read(again, grouped(texts, after))
         assert whole[: len(start)] == start
         for index in texts:
@@ -136,13 +136,12 @@ def test_outputs_after_a_restart_continue_those_before_for_every_grouping(
 
 def test_incomplete_and_ended_records_are_left_out() -> None:
     parent = FakeParent()
-    journal = RunJournal(parent)
-    first, second, third = (opened(journal, i) for i in range(3))
+    ledger = RunLedger(parent)
+    first, second, third = (opened(ledger, i) for i in range(3))
     second.close()
-    (descriptor,) = (journal._descriptor,)
-    os.truncate(descriptor, os.fstat(descriptor).st_size)
+    descriptor = ledger._descriptor
     os.write(descriptor, (1000).to_bytes(4, "big") + b"cut")
-    found = RunJournal(parent).take_unfinished("/path")
+    found = RunLedger(parent).take_unfinished("/path")
     assert [each.opened.answer_id for each in found] == ["answer-0", "answer-2"]
     assert first.opened == found[0].opened
     assert third.seed == found[1].seed
@@ -151,29 +150,29 @@ def test_incomplete_and_ended_records_are_left_out() -> None:
 
 def test_ids_of_calls_are_those_before_the_restart() -> None:
     parent = FakeParent()
-    run = opened(RunJournal(parent), 1)
+    run = opened(RunLedger(parent), 1)
     assert [run.call_id(f"call_{i}") for i in range(2)] == ["call_0", "call_1"]
-    (again,) = RunJournal(parent).take_unfinished("/path")
+    (again,) = RunLedger(parent).take_unfinished("/path")
     assert [again.call_id(f"other_{i}") for i in range(3)] == ["call_0", "call_1", "other_2"]
 
 
 def test_records_are_bounded_by_owner_and_removed_with_their_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_journal, "MAX_OWNER_BYTES", 3_000)
-    monkeypatch.setattr(run_journal, "SPARE_BYTES", 1_000)
+    monkeypatch.setattr(run_ledger, "MAX_OWNER_BYTES", 3_000)
+    monkeypatch.setattr(run_ledger, "SPARE_BYTES", 1_000)
     parent = FakeParent()
-    journal = RunJournal(parent)
-    runs = [opened(journal, i, body=b"x" * 1_000) for i in range(4)]
+    ledger = RunLedger(parent)
+    runs = [opened(ledger, i, body=b"x" * 1_000) for i in range(4)]
     assert [run is not None for run in runs] == [True, True, False, False]
-    assert opened(journal, 9, owner="b", body=b"x" * 1_000) is not None
+    assert opened(ledger, 9, owner="b", body=b"x" * 1_000) is not None
     asyncio.run(read(runs[0], [output(0, "y" * 100) for _ in range(30)]))  # no room: given up
-    left = RunJournal(parent).take_unfinished("/path")
+    left = RunLedger(parent).take_unfinished("/path")
     assert [each.opened.answer_id for each in left] == ["answer-1", "answer-9"]
     for number in range(200):
-        opened(journal, number, owner="c", body=b"x" * 900).close()
+        opened(ledger, number, owner="c", body=b"x" * 900).close()
     assert parent.num_bytes < 10_000
-    assert opened(journal, 1, body=b"x" * (run_journal.MAX_BODY_BYTES + 1)) is None
+    assert opened(ledger, 1, body=b"x" * (run_ledger.MAX_BODY_BYTES + 1)) is None
 
 
 class Server:

@@ -1,6 +1,6 @@
 """What the next API process needs to continue streamed answers: requests and outputs so far.
 
-The journal is in memory that the parent process preserves. An answer is made again from its
+The ledger is in memory that the parent process preserves. An answer is made again from its
 request and recorded outputs, so its events are the same; then come the outputs that the engine,
 which goes on meanwhile, sends again from the first one on.
 """
@@ -92,13 +92,13 @@ Record = Opened | Consumed | CallId | Ended
 
 
 class RecordedRun:
-    """One answer in the journal: made for the first time, or again after a restart."""
+    """One answer in the ledger: made for the first time, or again after a restart."""
 
-    def __init__(self, journal: RunJournal, opened: Opened) -> None:
+    def __init__(self, ledger: RunLedger, opened: Opened) -> None:
         self.opened = opened
         self.outputs_so_far: deque[Consumed] = deque()
         self.call_ids: deque[str] = deque()
-        self._journal = journal
+        self._ledger = ledger
         self._num_ids = 0
         self._is_open = True
 
@@ -125,7 +125,7 @@ class RecordedRun:
         if self._is_open:
             self._write(Ended(self.opened.number))
             self._is_open = False
-            self._journal.forget(self)
+            self._ledger.forget(self)
 
     async def outputs(
         self, live: AsyncGenerator[RequestOutput], prompt_token_ids: list[int]
@@ -159,11 +159,11 @@ class RecordedRun:
                 yield rest_output
 
     def _write(self, record: Record) -> None:
-        if self._is_open and not self._journal.write(self.opened.owner, record):
+        if self._is_open and not self._ledger.write(self.opened.owner, record):
             self.close()
 
 
-class RunJournal:
+class RunLedger:
     """The records of all open answers of a server."""
 
     def __init__(self, parent: Parent) -> None:
@@ -184,16 +184,16 @@ class RunJournal:
         self._unfinished = list(self._runs.values())
 
     @classmethod
-    def shared(cls, engine: ServedEngine) -> RunJournal | None:
-        """Return the journal of a server; None if nothing outlives its process."""
+    def shared(cls, engine: ServedEngine) -> RunLedger | None:
+        """Return the ledger of a server; None if nothing outlives its process."""
         registry: Registry | None = engine.registry
         if registry is None:
             return None
         parent: Parent | None = registry.shared("parent", lambda: None)
         if parent is None or not hasattr(os, "memfd_create"):
             return None
-        journal: RunJournal = registry.shared("run journal", lambda: cls(parent))
-        return journal
+        ledger: RunLedger = registry.shared("run ledger", lambda: cls(parent))
+        return ledger
 
     def take_unfinished(self, path: str) -> list[RecordedRun]:
         """Return, once, the answers of a path that an earlier process has not completed."""
