@@ -1,6 +1,6 @@
 """The contract of input processors, with the promises of `core.api`."""
 
-from builtin_plugins.input_processors.contract import InputProcessor, ProcessedItem
+from builtin_plugins.input_processors.contract import ITEM, InputProcessor, ProcessedItem
 from builtin_plugins.input_processors.expansion import expand_ids, expand_text
 
-__all__ = ["InputProcessor", "ProcessedItem", "expand_ids", "expand_text"]
+__all__ = ["ITEM", "InputProcessor", "ProcessedItem", "expand_ids", "expand_text"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from core.api.serving import RenderedText
+
+
+ITEM: Final = "item"
+"""Field of an error about the item itself; the request's own name replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,15 @@ class InputProcessor(Protocol):
     def process(self, modality: str, content: Any, kwargs: Mapping[str, Any]) -> ProcessedItem:
         """Return one item processed; `kwargs` are the request's `mm_processor_kwargs`.
 
-        `content` is an image (`PIL.Image.Image`, RGB). Raises ValueError with the reason for one
-        that it cannot process.
+        `content` is an image (`PIL.Image.Image`, RGB). Raises `InvalidRequest` for the field `item`
+        if it cannot process it, or for `mm_processor_kwargs`.
         """
 
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder.
 
         Placeholders are control spans of the prompt, and so are special tokens of an item's text.
-        Raises ValueError if their numbers differ.
+        Raises `InvalidRequest` for the field `prompt` if their numbers differ.
         """
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from builtin_plugins.input_processors.contract import ProcessedItem
+from core.api import InvalidRequest
 from core.api.serving import RenderedText
 
 
@@ -17,8 +18,8 @@ def expand_text(
 ) -> RenderedText:
     """Return the prompt with each item's text for its placeholder.
 
-    `special` matches the special tokens of an item's text. Raises ValueError if items and
-    placeholders differ.
+    `special` matches the special tokens of an item's text. Raises `InvalidRequest` if items
+    and placeholders differ.
     """
     modality_of = {text: modality for modality, text in placeholders.items()}
     marks = [span for span in prompt.control_spans if str(prompt)[slice(*span)] in modality_of]
@@ -64,13 +65,15 @@ def expand_ids(
 def check_order(
     found: Sequence[str], items: Sequence[ProcessedItem], placeholders: Mapping[str, str]
 ) -> None:
-    """Raise ValueError unless the placeholders of a prompt are those of its items, in order."""
+    """Raise `InvalidRequest` unless the placeholders of a prompt are those of its items."""
     expected = [item.modality for item in items]
     for modality, text in placeholders.items():
         if found.count(modality) != expected.count(modality):
-            raise ValueError(
-                f"got {found.count(modality)} placeholders {text!r} for "
-                f"{expected.count(modality)} items of modality {modality!r}; expected one for each"
+            raise InvalidRequest(
+                "prompt",
+                f"got {found.count(modality)} placeholders {text!r} for {expected.count(modality)} "
+                f"items of modality {modality!r}; expected one for each. Correct the prompt.",
             )
     if list(found) != expected:
-        raise ValueError(f"got placeholders in the order {found}; expected {expected}")
+        order = f"got placeholders in the order {found}; expected {expected}."
+        raise InvalidRequest("prompt", f"{order} Correct the prompt.")

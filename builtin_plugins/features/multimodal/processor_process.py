@@ -21,7 +21,7 @@ from builtin_plugins.features.multimodal.messages import (
     Ready,
 )
 from builtin_plugins.features.multimodal.store import TensorStore
-from builtin_plugins.input_processors.api import InputProcessor, ProcessedItem
+from builtin_plugins.input_processors.api import ITEM, InputProcessor, ProcessedItem
 from core.api import EngineConfig, EngineError, InvalidRequest, ModelError
 from core.api.serving import RenderedText
 
@@ -92,14 +92,11 @@ class ProcessorWorker:
             self._store.hold(request.holder, [found[-1][0]])
         items = [item for _, item in found]
         listed = [PreparedItem(item.modality, h, item.num_tokens) for h, item in found]
-        try:
-            if request.text is None:
-                ids = self._processor.expand_ids(request.token_ids, items)
-                return Prepared(request.number, listed, token_ids=ids)
-            prompt = self._rendered(request.text, request.control_spans)
-            expanded = self._processor.expand(prompt, items)
-        except ValueError as error:
-            raise InvalidRequest("prompt", f"{error}.") from error
+        if request.text is None:
+            ids = self._processor.expand_ids(request.token_ids, items)
+            return Prepared(request.number, listed, token_ids=ids)
+        prompt = self._rendered(request.text, request.control_spans)
+        expanded = self._processor.expand(prompt, items)
         spans = list(expanded.control_spans)
         return Prepared(request.number, listed, str(expanded), spans)
 
@@ -135,8 +132,8 @@ class ProcessorWorker:
             return content_hash, known
         try:
             item = self._processor.process(raw.modality, image, request.kwargs)
-        except ValueError as error:
-            raise InvalidRequest(raw.field, f"{error}.") from error
+        except InvalidRequest as error:
+            raise (error.renamed(raw.field) if error.field == ITEM else error) from error
         facts = {"text": item.text, "num_tokens": str(item.num_tokens)}
         self._store.write(content_hash, item.tensors, facts)
         return content_hash, item

@@ -60,7 +60,7 @@ class EncoderScheduler:
         self._planned: dict[bytes, int] = {}
         """Items that chunks of the step under construction need encoded."""
         self._pauses_decodes = False
-        """Whether a run of tokens waits for a step whose budget it has alone: the budget of steps
+        """Whether a run of tokens waits for a step without decode rows: the budget of steps
         with decode rows may be smaller than the run.
         """
         self.counters: Final = Counters()

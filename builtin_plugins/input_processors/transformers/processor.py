@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import transformers
 
-from builtin_plugins.input_processors.contract import ProcessedItem
+from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
 from builtin_plugins.input_processors.expansion import expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.loading import load_processor
-from core.api import EngineConfig
+from core.api import EngineConfig, InvalidRequest
 from core.api.models import ModelSource
 from core.api.serving import RenderedText
 
@@ -43,14 +43,21 @@ class TransformersProcessor:
         """Return one image processed."""
         unknown = sorted(set(kwargs) - self._kwargs)
         if unknown:
-            raise ValueError(
-                f"mm_processor_kwargs: got {unknown[0]!r}; expected one of "
-                f"{', '.join(sorted(self._kwargs))}"
+            raise InvalidRequest(
+                "mm_processor_kwargs",
+                f"got {unknown[0]!r}; expected one of {', '.join(sorted(self._kwargs))}. "
+                "Correct it.",
             )
         merged = self._processor._merge_kwargs(
             tokenizer_init_kwargs=self._tokenizer.init_kwargs, **{**kwargs, "return_tensors": "pt"}
         )
-        images, texts = self._processor._process_images([content], **merged["images_kwargs"])
+        try:
+            images, texts = self._processor._process_images([content], **merged["images_kwargs"])
+        except (TypeError, ValueError) as error:
+            size = f"{content.width} x {content.height} pixels"
+            raise InvalidRequest(
+                ITEM, f"got {size}, which cannot be processed: {error}."
+            ) from error
         text = texts[0]
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         count = sum(token in self._image_token_ids for token in ids)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builtin_plugins.input_processors.api import ProcessedItem, expand_ids, expand_text
+from core.api import InvalidRequest
 from core.api.serving import RenderedText
 
 IMAGE = "<image>"
@@ -54,9 +55,9 @@ def test_placeholders_that_users_write_stay_text(texts: list[str], counts: list[
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_numbers_of_placeholders_and_items_must_agree(count: int) -> None:
-    with pytest.raises(ValueError, match="placeholders '<image>' for"):
+    with pytest.raises(InvalidRequest, match="placeholders '<image>' for"):
         expand_text(rendered("a", IMAGE), [item(1)] * count, PLACES, SPECIAL)
-    with pytest.raises(ValueError, match="1 placeholders '7' for"):
+    with pytest.raises(InvalidRequest, match="1 placeholders '7' for"):
         expand_ids([1, 7], [(item(1), [7])] * count, {"image": 7})
 
 

@@ -18,7 +18,8 @@ from builtin_plugins.features.multimodal.messages import Prepare, Prepared, RawI
 from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_process import ProcessorWorker
 from builtin_plugins.features.multimodal.store import TensorStore
-from builtin_plugins.input_processors.api import ProcessedItem, expand_ids, expand_text
+from builtin_plugins.input_processors.api import ITEM, ProcessedItem, expand_ids, expand_text
+from core.api import InvalidRequest
 
 IMAGE = "<image>"
 
@@ -37,7 +38,7 @@ class Counting:
         if kwargs.get("broken"):
             raise RuntimeError("a fault of the plugin")
         if content.width == 13:
-            raise ValueError("got 13 columns; expected another number")
+            raise InvalidRequest(ITEM, "got 13 columns; expected another number.")
         pixels = torch.frombuffer(bytearray(content.tobytes()), dtype=torch.uint8)
         return ProcessedItem(modality, IMAGE * content.height, content.height, {"p": pixels})
 
