@@ -83,28 +83,28 @@ def save_parts(folder: Path, image_processor: Any, own_tokenizer: Any, image: st
     image_processor.save_pretrained(folder)
 
 
-def llava(folder: Path) -> None:
-    """LLaVA 1.5: CLIP and Llama."""
+CLIP: Final = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+    "projection_dim": 32,
+}
+
+
+def _llava(folder: Path, classes: tuple[Any, Any], **fields: Any) -> None:
     own = tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"])
-    vision = {
-        "model_type": "clip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "image_size": 28,
-        "patch_size": 7,
-        "projection_dim": 32,
-    }
-    config = transformers.LlavaConfig(
-        vision_config=vision,
+    config = classes[0](
+        vision_config=dict(CLIP),
         text_config={**TEXT, "model_type": "llama"},
         image_token_index=own.convert_tokens_to_ids("<image>"),
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
         image_seq_length=16,
+        **fields,
     )
-    save(transformers.LlavaForConditionalGeneration(config), folder)
+    save(classes[1](config), folder)
     processor = transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessorPil(
             size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
@@ -116,6 +116,19 @@ def llava(folder: Path) -> None:
         chat_template=TEMPLATE.replace(IMAGE, "<image>"),
     )
     processor.save_pretrained(folder)
+
+
+def llava(folder: Path) -> None:
+    """LLaVA 1.5: CLIP and Llama."""
+    classes = transformers.LlavaConfig, transformers.LlavaForConditionalGeneration
+    chosen = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+    _llava(folder, classes, **chosen)
+
+
+def vip_llava(folder: Path) -> None:
+    """VIP-LLaVA, by the generic entry: several layers of CLIP."""
+    classes = transformers.VipLlavaConfig, transformers.VipLlavaForConditionalGeneration
+    _llava(folder, classes, vision_feature_layers=[-2, -1, 1])
 
 
 QWEN: Final = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -247,5 +260,6 @@ MODELS: Final[Mapping[str, VisionModel]] = {
     "qwen2_5_vl": VisionModel(qwen2_5_vl, QWEN),
     "qwen2_vl": VisionModel(qwen2_vl, QWEN),
     "qwen3_vl": VisionModel(qwen3_vl, QWEN),
+    "vip_llava": VisionModel(vip_llava, "<image>"),
 }
 """Models by name; a new one is a function and an entry here."""
