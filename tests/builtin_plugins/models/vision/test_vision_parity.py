@@ -96,9 +96,14 @@ def test_another_image_is_no_prefix_hit(served: Served, llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_preempted_requests_equal_transformers(served: Served) -> None:
-    with served.start(num_gpu_blocks_override=14, enable_prefix_caching=False) as llm:
-        served.check(llm, *[ONE, OTHER] * 3, THREE, num_tokens=LONG_TOKENS)
-        assert llm.core.scheduler.num_preemptions > 0
+    preemptions = 0
+    for blocks in (13, 14, 15):  # with sliding windows, few numbers of blocks run out
+        with served.start(num_gpu_blocks_override=blocks, enable_prefix_caching=False) as llm:
+            served.check(llm, *[ONE, OTHER] * 4, num_tokens=LONG_TOKENS)
+            preemptions += llm.core.scheduler.num_preemptions
+        if preemptions:
+            return
+    pytest.fail("no number of blocks preempts a request")
 
 
 @pytest.mark.slow
