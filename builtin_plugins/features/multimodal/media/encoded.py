@@ -23,7 +23,8 @@ def read_data_url(url: str, field: str, max_bytes: int, kind: str = "image") -> 
     if found is None or "base64" not in params:
         raise InvalidRequest(
             field,
-            f"got {url[:40]!r}; expected data:{kind}/png;base64, and the file in base64. Encode it.",
+            f"got {url[:40]!r}; expected data:{kind}/png;base64, and the file in base64. "
+            "Encode it.",
         )
     media_type = found["type"].strip().lower()
     if media_type not in ("", "application/octet-stream") and not media_type.startswith(f"{kind}/"):

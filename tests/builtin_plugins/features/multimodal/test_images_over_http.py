@@ -122,7 +122,8 @@ def test_every_way_to_send_an_image_gives_the_same_answer(
 
 
 def test_answers_depend_on_images_and_on_their_order(client: openai.OpenAI) -> None:
-    one, two = data_url(PICTURE), data_url(OTHER)
+    one = data_url(PICTURE)
+    two = data_url(OTHER)
     answers = {chat(client, *urls)[0] for urls in ((one,), (two,), (one, two), (two, one), ())}
     assert len(answers) == 5
 
