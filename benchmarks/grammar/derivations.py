@@ -217,9 +217,10 @@ class _Search:
                     last=index == len(body) - 1 and (last or outer is not None),
                 ):
                     around = outer if opened is None else opened
+                    state = (there, around)
                     if there == _CLOSED and around is not None:
-                        there, around = self._after_value(around), None
-                    after.setdefault((there, around), (text, more))
+                        state = (self._after_value(around), None)
+                    after.setdefault(state, (text, more))
             states = after
             if not states:
                 break
@@ -350,8 +351,9 @@ def _alternatives(tokens: list[str]) -> list[list[Any]]:
             if tokens and tokens[0] in _FEWEST:
                 low, high = _FEWEST[tokens.pop(0)]
             elif tokens and tokens[0].startswith("{"):
-                least, _, most = tokens.pop(0)[1:-1].partition(",")
-                low, high = int(least), int(most) if most else None
+                bounds = tokens.pop(0)[1:-1].split(",")
+                low = int(bounds[0])
+                high = int(bounds[1]) if bounds[1] else None
             found[-1].append(Repeated(bodies, low, high))
         elif token != '""':
             found[-1].append(token)

@@ -1,7 +1,7 @@
 """What keywords next to `unevaluatedProperties` and `unevaluatedItems` evaluate.
 
-Subschemas that may hold or not (`anyOf`, `oneOf`, `if`, `dependentSchemas`) are told apart: each
-case has a goal, under which it is certain what is evaluated.
+Subschemas that may hold or not (`anyOf`, `oneOf`, `if`, `dependentSchemas`) make separate cases:
+under the goal of each, it is certain what is evaluated.
 """
 
 from __future__ import annotations

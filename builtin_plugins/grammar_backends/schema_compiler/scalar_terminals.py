@@ -37,7 +37,7 @@ class ScalarTerminals:
         return Terminal(self._terminals.name(self._terminals.literal(text)))
 
     def numbers(self, facts: Iterable[Numbers]) -> Terminal | None:
-        """Return the terminal of numbers, of which one of the facts holds; None if there are none."""
+        """Return the terminal of numbers that fit one of the facts; None if there are none."""
         found: Dfa | None = None
         for part in facts:
             if part.dfa is None:

@@ -29,7 +29,7 @@ class ValueRules:
         }
         """Terminals of the structural characters, with the whitespace around them."""
         self.pending: list[tuple[Goal, Rule]] = []
-        """Goals whose rules have no alternatives yet."""
+        """Goals without alternatives of their rules yet."""
         self._goals: dict[Goal, Rule] = {}
 
     def rule(self, goal: Goal) -> Rule:

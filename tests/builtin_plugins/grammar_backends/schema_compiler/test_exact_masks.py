@@ -150,7 +150,7 @@ def test_masks_agree_with_a_validator_if_alternatives_exclude_each_other(
 
 @contextmanager
 def few_alternatives() -> Iterator[None]:
-    """Let most schemas need the second attempt at their alternatives."""
+    """Let schemas need the second attempt at their alternatives."""
     with (
         patch.object(alternatives, "MAX_ALTERNATIVES", 1),
         patch.object(alternatives, "FEW_ALTERNATIVES", 0),
