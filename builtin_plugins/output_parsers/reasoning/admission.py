@@ -5,8 +5,7 @@ Stop strings count in the answer only, and a constraint applies to it only.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -17,6 +16,16 @@ from core.api import InvalidRequest
 from core.api.features import PendingRequest
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _FinderFactory:
+    """Makes the answer finder of one sequence. Equal bounds make equal factories."""
+
+    bounds: ReasoningBounds
+
+    def __call__(self) -> MarkerAnswerFinder:
+        return MarkerAnswerFinder(self.bounds)
 
 
 class ReasoningAdmission:
@@ -33,6 +42,6 @@ class ReasoningAdmission:
             )
         return replace(
             request,
-            answer_finder=partial(MarkerAnswerFinder, bounds),
+            answer_finder=_FinderFactory(bounds),
             features={**request.features, REASONING_BOUNDS: _encode(bounds)},
         )

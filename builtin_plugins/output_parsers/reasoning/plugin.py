@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builtin_plugins.output_parsers.reasoning_bounds import REASONING_BOUNDS, ReasoningBounds
 from core.api import Entry, hookimpl
 
 FORMATS = (
@@ -99,6 +100,9 @@ FORMATS = (
 """(name, module:format, summary)."""
 PREFERRED = {"deepseek_r1", "glm45", "think"}
 """Preferred names of formats with several."""
+
+EXAMPLE_REQUESTS = [({REASONING_BOUNDS: ReasoningBounds(ends=("</think>",))}, "there", "there")]
+"""Example requests of the conformance suite."""
 
 
 @hookimpl
