@@ -145,11 +145,12 @@ class CpuPlatform:
                 self._cache.append(memory)
                 return memory
         except MemoryError:
-            log.debug("the system refuses %d bytes", num_bytes)
+            limit = "what the system gives this process (see `ulimit -a`)"
+        else:
+            limit = f"this machine's memory of {total / GIB:.2f} GiB"
         raise ConfigError(
-            f"a KV cache of {num_bytes / GIB:.2f} GiB exceeds this machine's memory of "
-            f"{total / GIB:.2f} GiB. Lower or remove --num-gpu-blocks-override and "
-            "--kv-cache-memory-bytes."
+            f"a KV cache of {num_bytes / GIB:.2f} GiB exceeds {limit}. Lower or remove "
+            "--num-gpu-blocks-override and --kv-cache-memory-bytes."
         )
 
     def wrap(self, model: Model, sizes: Sequence[int]) -> Callable[[ForwardBatch], torch.Tensor]:

@@ -51,6 +51,7 @@ FLAT: Final = 1.03
 """Largest ratio of the memory of the last quarter to that of the second quarter."""
 KILLED: Final = ("engine", "engine-grammars")
 """Processes that are killed during requests."""
+PROBES: Final = ("/health", "/readyz")
 _ID: Final = re.compile(r"\bresp_[0-9a-f]{8,}\b")
 _GAUGES: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -209,6 +210,8 @@ class Soak:
             headers = {**request.headers, "authorization": f"Bearer {key}"}
             request = msgspec.structs.replace(request, headers=headers, authenticated=False)
             (answer,) = self.server.send(request)
+            if request.path in PROBES and answer.status == 503:
+                continue  # its body is the state of a restart, not an error
             with self._lock:
                 self.tally.record(request, answer)
                 self.tally.faults += [

@@ -1,0 +1,28 @@
+"""Only time stamps read the wall clock, which may jump: time limits read the monotonic one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+STAMPS = {
+    "builtin_plugins/chat_renderers/jinja/environment.py": "`strftime_now` of chat templates",
+    "builtin_plugins/commands/doctor/machine.py": "the age of a folder, which has a wall time",
+    "builtin_plugins/features/kv_events/publisher.py": "the time of an event",
+    "builtin_plugins/features/tracing/tracer.py": "the times of spans",
+    "builtin_plugins/kv_connectors/disk.py": "the age of a file, which has a wall time",
+    "builtin_plugins/routes/common/requests.py": "`created` of answers",
+    "builtin_plugins/routes/operator/profiling.py": "the name of a file",
+}
+
+
+def test_wall_clock_is_read_for_time_stamps_only() -> None:
+    found = set()
+    for folder in ("core", "builtin_plugins"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in WALL_CLOCKS:
+                    found.add(str(path.relative_to(ROOT)))
+    assert found <= STAMPS.keys(), "use time.monotonic for durations and time limits"
