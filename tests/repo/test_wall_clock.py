@@ -11,10 +11,12 @@ STAMPS = {
     "builtin_plugins/chat_renderers/jinja/environment.py": "`strftime_now` of chat templates",
     "builtin_plugins/commands/doctor/machine.py": "the age of a folder, which has a wall time",
     "builtin_plugins/features/kv_events/publisher.py": "the time of an event",
+    "builtin_plugins/features/multimodal/store.py": "the age of a folder, which has a wall time",
     "builtin_plugins/features/tracing/tracer.py": "the times of spans",
     "builtin_plugins/kv_connectors/disk.py": "the age of a file, which has a wall time",
     "builtin_plugins/routes/common/requests.py": "`created` of answers",
     "builtin_plugins/routes/operator/profiling.py": "the name of a file",
+    "builtin_plugins/routes/responses/sqlite_database.py": "ages of rows, over restarts",
 }
 
 

@@ -1,4 +1,4 @@
-"""When an API process that should end is killed: no thread, client or frozen process delays that."""
+"""When an API process that should end is killed, whatever thread, client or process hangs."""
 
 from __future__ import annotations
 

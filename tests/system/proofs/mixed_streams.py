@@ -1,6 +1,6 @@
 """A server with every feature, sixteen kinds of streams, and kills of its processes meanwhile.
 
-A client whose stream is cut sends its request again until it has a whole answer. Every answer must
+A client with a cut stream sends its request again until it has a whole answer. Every answer must
 be that of an undisturbed server; the only 5xx is 503 with Retry-After. Streams are cut by the
 death of the API process or of the parent, and by nothing else.
 
@@ -318,9 +318,9 @@ def canonical(path: str, events: list[Any]) -> str:
         last = events[-1]["response"]
         if last["status"] == "failed":
             raise AssertionError(f"{path}: {last['error']}")
-        shown = {name: last[name] for name in ("output", "status", "usage")}
-        shown["usage"].pop("input_tokens_details", None)
-        return _VOLATILE.sub("", json.dumps(shown))
+        final = {name: last[name] for name in ("output", "status", "usage")}
+        final["usage"].pop("input_tokens_details", None)
+        return _VOLATILE.sub("", json.dumps(final))
     kept: dict[str, Any] = {}
     for event in events:
         _collect(kept, path, event)
