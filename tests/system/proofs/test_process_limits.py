@@ -1,4 +1,4 @@
-"""Servers under small limits of files and memory, and with processes that are stopped for a while."""
+"""Servers under small limits of files and memory, and with processes stopped for a while."""
 
 from __future__ import annotations
 
