@@ -19,6 +19,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from builtin_plugins.chat_renderers.jinja.budget import Budget, check_product
+from builtin_plugins.chat_renderers.jinja.value_limits import (
+    MAX_DATE_CHARS,
+    MAX_INDENT,
+    UNSERVED_FILTERS,
+    check_call,
+    check_format,
+    limited,
+)
 
 _NOT_ASCII: Final = re.compile("[^\x00-\x7f\ud800-\udfff]")
 """Characters that JSON escapes; surrogates are marks of control tokens."""
@@ -60,12 +68,23 @@ class _PlainNamespace(Namespace):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox with a budget per rendering; one rendering per thread at a time."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Return the operator's result, unless it is too large."""
-        check_product(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        if operator == "%":
+            check_format(left, right)
+        else:
+            check_product(operator, left, right)
+        return self.budget.spend(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a call, unless it is too large."""
+        method = getattr(__obj, "__wrapped__", __obj)
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            check_call(method.__name__, text, [*args, *kwargs.values()])
+        return __self.budget.spend(super().call(__context, __obj, *args, **kwargs))
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
         self.budget.watch(source)
@@ -85,7 +104,13 @@ def chat_environment() -> ChatEnvironment:
         lstrip_blocks=True,
         extensions=[GenerationTag, jinja2.ext.loopcontrols, Budget],
     )
+    for name in UNSERVED_FILTERS:
+        del environment.filters[name]
+    del environment.globals["lipsum"]
     environment.filters["tojson"] = _to_json
+    for name, function in environment.filters.items():
+        environment.filters[name] = limited(name, function, environment.budget.spend)
+    environment.concat = environment.budget.joined  # type: ignore[method-assign]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _PlainDict()
@@ -101,6 +126,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return plain JSON; Jinja's own filter escapes HTML, which models are not trained on."""
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        raise SecurityError(f"tojson with the indent {indent!r:.20} makes too large a text")
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -112,4 +139,6 @@ def _raise_exception(message: str) -> str:
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > MAX_DATE_CHARS:
+        raise SecurityError(f"a date format has more than {MAX_DATE_CHARS} characters")
     return datetime.now().strftime(pattern)

@@ -201,14 +201,10 @@ class JinjaRenderer:
     def _compile(self, text: str) -> CompiledTemplate:
         known = self._compiled.get(text)
         if known is None:
-            source = text.removeprefix(_BYTE_ORDER_MARK)
-            reads_parts = self._format == "openai" or (
-                self._format == "auto" and _reads_parts(self._environment, source)
-            )
-            tree = self._environment.parse(source)
-            optimize(tree, self._environment)  # joins the parts of constant texts
-            marks = TemplateMarks(self._control, tree)
-            known = CompiledTemplate(self._environment.from_string(tree), reads_parts, marks)
+            try:
+                known = self._read(text)
+            except (RecursionError, SyntaxError, MemoryError, ValueError, OverflowError) as error:
+                raise jinja2.TemplateError(f"it is too deep or too large ({error})") from error
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.pop(
                     next(name for name in self._compiled if name not in self._templates.values()),
@@ -216,6 +212,17 @@ class JinjaRenderer:
                 )
             self._compiled[text] = known
         return known
+
+    def _read(self, text: str) -> CompiledTemplate:
+        """Return a template, parsed and compiled."""
+        source = text.removeprefix(_BYTE_ORDER_MARK)
+        reads_parts = self._format == "openai" or (
+            self._format == "auto" and _reads_parts(self._environment, source)
+        )
+        tree = self._environment.parse(source)
+        optimize(tree, self._environment)  # joins the parts of constant texts
+        marks = TemplateMarks(self._control, tree)
+        return CompiledTemplate(self._environment.from_string(tree), reads_parts, marks)
 
 
 def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:

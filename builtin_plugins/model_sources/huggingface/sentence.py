@@ -41,6 +41,9 @@ _ACTIVATIONS: Final = {
     "Sigmoid": "sigmoid",
 }
 _SCORES: Final = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+MAX_NAME_LENGTH: Final = 255
+"""Length limit of a module's folder, in characters."""
+MAX_POOLERS: Final = 8
 _LAYERS: Final = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
@@ -67,6 +70,11 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
             dense.append(_dense(folder / name / "config.json", name))
         normalize |= kind == "Normalize"
     prompts = config.get("prompts") or {}
+    if not isinstance(prompts, Mapping):
+        raise ModelError(
+            f"config_sentence_transformers.json of {folder}: prompts: got {prompts!r:.100}; expected "
+            "an object. Restore it from the model's source."
+        )
     return SentenceFacts(
         pooler=pooler,
         normalize=normalize,
@@ -102,10 +110,12 @@ def _modules(path: Path) -> list[tuple[str, str]] | None:
     for kind, name in found:
         if kind not in _LAYERS:
             raise ModelError(
-                f"{path}: got the module class {kind!r}; expected one of {', '.join(_LAYERS)}."
+                f"{path}: got the module class {kind!r:.100}; expected one of {', '.join(_LAYERS)}."
             )
-        if Path(name).name != name:
-            raise ModelError(f"{path}: the folder {name!r} is outside of the model's folder.")
+        if Path(name).name != name or "\0" in name or len(name) > MAX_NAME_LENGTH:
+            raise ModelError(
+                f"{path}: got the folder {name!r:.100}; expected one in the model's folder."
+            )
     return found
 
 
@@ -122,6 +132,10 @@ def _pooler(path: Path) -> str:
     ]
     if not named:
         raise ModelError(f"{path} selects no pooler; set pooling_mode, for example to mean.")
+    if len(named) > MAX_POOLERS:
+        raise ModelError(
+            f"{path}: pooling_mode: got {len(named)} names; expected up to {MAX_POOLERS}."
+        )
     return "+".join(named)
 
 

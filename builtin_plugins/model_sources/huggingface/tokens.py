@@ -15,6 +15,7 @@ _FIELDS: Final = (
     "pad_token_id",
     "decoder_start_token_id",
     "forced_bos_token_id",
+    "forced_eos_token_id",
 )
 _RULES: Final = ("begin_suppress_tokens", "forced_eos_token_id", "suppress_tokens")
 """Fields of generation_config.json that forbid or force tokens of every request."""
