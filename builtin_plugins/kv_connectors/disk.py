@@ -24,6 +24,7 @@ from builtin_plugins.kv_connectors.block_files import (
 from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
 from builtin_plugins.kv_connectors.directory import BoundedDirectory, PolicyName
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
+from builtin_plugins.weight_loaders.api import open_regular
 from core.api import ConfigError, EngineConfig
 from core.model_spec.kv import KVLayout
 
@@ -152,7 +153,7 @@ class Folder:
         Raises `Damaged` for a malformed file, `OSError` for one of an engine with other settings.
         """
         head = bytearray(len(self._magic) + CHECKSUM_BYTES)
-        with open(self._path / block_path(key), "rb", buffering=0) as file:
+        with open_regular(self._path / block_path(key)) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
             with suppress(OSError):  # the folder may have become read-only
                 os.utime(file.fileno())

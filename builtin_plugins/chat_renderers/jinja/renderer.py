@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ SHIPPED: Final = Path(__file__).parent / "templates"
 DEFAULT = "default"
 """Name of the default template."""
 _BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+MAX_NAMES: Final = 20
+"""Names of templates in an error."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_COMPILED = 16
 """Maximum number of cached request templates, in addition to the model's own."""
@@ -182,9 +185,8 @@ class JinjaRenderer:
         """Return one of the model's templates."""
         text = self._templates.get(name) or self._templates.get(DEFAULT)
         if text is None:
-            others = (
-                f" that is the default; --chat-template takes one of: {', '.join(self._templates)}"
-            )
+            names = ", ".join(f"{name:.40}" for name in islice(self._templates, MAX_NAMES))
+            others = f" that is the default; --chat-template takes one of: {names}"
             lack = others if self._templates else "; start with --chat-template FILE"
             raise InvalidRequest("messages", f"the model has no chat template{lack}.")
         return text

@@ -25,6 +25,8 @@ class HostileFile:
     """Regular expression in the refusal; None: the model is served."""
     way: str = "offline"
     """Function of `loading.py` that loads it."""
+    part: str = ""
+    """Folder of the good folder that `write` gets."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine, in addition to those of the way."""
 

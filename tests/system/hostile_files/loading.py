@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import builtin_plugins
-from core import LLM, SamplingParams
+from core import LLM, AsyncLLM, SamplingParams
+from core.api import InvalidRequest, LoRARequest
+from tests.system.hostile_files.kv_folders import DAMAGES
 
 for module in pkgutil.walk_packages(builtin_plugins.__path__, "builtin_plugins."):
     if not module.name.startswith("builtin_plugins.commands"):
@@ -40,3 +42,103 @@ def offline(folder: Path, options: Mapping[str, Any]) -> None:
         assert answer.outputs[0].finish_reason is not None
     finally:
         llm.shutdown()
+
+
+ADAPTERS: Final = {**ENGINE, "enable_lora": True, "max_lora_rank": 16, "max_loras": 1}
+MESSAGE: Final = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def adapter_offline(folder: Path, options: Mapping[str, Any]) -> None:
+    """Complete a text with an adapter in the folder `adapter`."""
+    llm = LLM(str(folder), **{**ADAPTERS, **options})
+    try:
+        request = LoRARequest("hostile", 1, str(folder / "adapter"))
+        (output,) = llm.generate([PROMPT], GREEDY, lora_request=request)
+        assert output.outputs[0].token_ids
+    finally:
+        llm.shutdown()
+
+
+def adapter_by_route(folder: Path, options: Mapping[str, Any]) -> None:
+    """Load an adapter over HTTP, and answer a message with it."""
+    path = str(folder / "adapter")
+    _serve(
+        folder,
+        {**options, "lora_roots": [str(folder)], "enable_runtime_lora": True},
+        ("/v1/load_lora_adapter", {"lora_name": "hostile", "lora_path": path}),
+        ("/v1/chat/completions", {"model": "hostile", **MESSAGE}),
+    )
+
+
+def adapter_by_resolver(folder: Path, options: Mapping[str, Any]) -> None:
+    """Answer a message with an adapter that a resolver finds."""
+    _serve(
+        folder,
+        {**options, "lora_resolver_cache_dir": str(folder)},
+        ("/v1/chat/completions", {"model": "adapter", **MESSAGE}),
+    )
+
+
+def _serve(folder: Path, options: Mapping[str, Any], *calls: tuple[str, Any]) -> None:
+    """Send requests to a server in this process, with one to the model itself at the end.
+
+    Raises `InvalidRequest` with the text of the first answer that is no 200, which must be a 4xx.
+    """
+    from tests.builtin_plugins.features.lora.api import Api
+
+    engine = AsyncLLM(
+        str(folder),
+        served_model_name=["good"],
+        disable_frontend_multiprocessing=True,
+        **{**ADAPTERS, **options},
+    )
+    api = Api(engine)
+    refusal = None
+    try:
+        for path, body in calls:
+            reply = api.post(path, **body)
+            if reply.status_code != 200:
+                assert 400 <= reply.status_code < 500, reply.text
+                refusal = InvalidRequest("answer", reply.json()["error"]["message"])
+                break
+        assert api.chat("good") is not None
+    finally:
+        api.close()
+    if refusal is not None:
+        raise refusal
+
+
+def kv_folder(folder: Path, options: Mapping[str, Any]) -> None:
+    """Fill a disk tier, damage its blocks, and complete the same text in a new engine."""
+    expected = _complete(_with_tier(folder))
+    _damage(folder, options["damage"])
+    assert _complete(_with_tier(folder)) == expected
+
+
+def kv_folder_while_running(folder: Path, options: Mapping[str, Any]) -> None:
+    """Damage the blocks of a disk tier after a new engine has listed them."""
+    expected = _complete(_with_tier(folder))
+    llm = _with_tier(folder)
+    _damage(folder, options["damage"])
+    assert _complete(llm) == expected
+
+
+def _with_tier(folder: Path) -> LLM:
+    extra = {"folder": str(folder / "blocks")}
+    transfer = {"kv_connector": "disk", "kv_connector_extra_config": extra}
+    return LLM(str(folder), kv_transfer_config=transfer, **ENGINE)
+
+
+def _complete(llm: LLM) -> list[int]:
+    try:
+        (output,) = llm.generate([PROMPT], GREEDY)
+        return list(output.outputs[0].token_ids)
+    finally:
+        llm.shutdown()
+
+
+def _damage(folder: Path, name: str) -> None:
+    blocks = [path for path in (folder / "blocks").rglob("*-*") if path.is_file()]
+    assert blocks, "the tier has stored nothing"
+    for path in blocks:
+        DAMAGES[name](path)
