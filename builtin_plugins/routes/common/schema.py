@@ -78,18 +78,24 @@ def _type_schema(kind: Any) -> dict[str, Any]:
     return whole
 
 
-def _inlined(schema: Any, parts: Mapping[str, Any]) -> Any:
-    """Return a schema with its references replaced by their targets; no struct contains itself."""
+def _inlined(schema: Any, parts: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
+    """Return a schema with its references replaced by their targets.
+
+    A value that contains one of its own kind, as nested lists of JSON, may be anything there.
+    """
     if isinstance(schema, dict):
         if "$ref" in schema:
-            return _inlined(parts[schema["$ref"].removeprefix("#/")], parts)
+            name = schema["$ref"].removeprefix("#/")
+            return {} if name in inside else _inlined(parts[name], parts, (*inside, name))
         # Each alternative has its tag as a constant; the mapping would name inlined schemas.
         return {
-            name: _inlined(inner, parts)
+            name: _inlined(inner, parts, inside)
             for name, inner in schema.items()
             if name != "discriminator"
         }
-    return [_inlined(inner, parts) for inner in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_inlined(inner, parts, inside) for inner in schema]
+    return schema
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ RULES = {
     ("POST", "/v1/chat/completions"): Rule(CHAT),
     ("POST", "/v1/chat/completions/batch"): Rule({**CHAT, "messages": [MESSAGES, MESSAGES]}),
     ("POST", "/v1/chat/completions/render"): Rule(CHAT),
+    ("POST", "/v1/chat/completions/derender"): Rule(
+        {"generate_response": {"choices": [{"token_ids": [65]}]}}
+    ),
+    ("POST", "/v1/completions/derender"): Rule(
+        {"generate_responses": [{"choices": [{"token_ids": [65]}]}]}
+    ),
     ("POST", "/v1/messages"): Rule({"messages": MESSAGES, "max_tokens": 2, "model": "scripted"}),
     ("POST", "/v1/messages/count_tokens"): Rule({"messages": MESSAGES, "model": "scripted"}),
     ("POST", "/v2/chat"): Rule({"messages": MESSAGES, "max_tokens": 2, "model": "scripted"}),
@@ -110,7 +116,7 @@ OPERATOR = {
     *(("GET", path) for path in ("/explain", "/is_paused", "/is_sleeping", "/server_info")),
     *(("POST", path) for path in ("/collective_rpc", "/pause", "/resume", "/sleep", "/wake_up")),
     *(("POST", f"/reset_{cache}_cache") for cache in ("encoder", "mm", "prefix")),
-    *(("POST", path) for path in ("/start_profile", "/stop_profile")),
+    *(("POST", path) for path in ("/start_profile", "/stop_profile", "/release_kv_cache_memory")),
 }
 """Routes of `--enable-operator-routes`: every key may use them on all requests."""
 UNLISTED = {
