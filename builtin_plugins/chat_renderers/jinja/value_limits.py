@@ -58,7 +58,8 @@ def check_format(text: Any, arguments: Any) -> None:
 
 def _join_size(value: Any, arguments: Sequence[Any]) -> int:
     """Return the characters of a join, of the method or of the filter."""
-    separator, parts = value, arguments[0] if arguments else ()
+    separator = value
+    parts = arguments[0] if arguments else ()
     if not isinstance(value, str):
         separator, parts = parts, value
     if not isinstance(parts, (list, tuple, str, range)):
@@ -70,8 +71,7 @@ def _join_size(value: Any, arguments: Sequence[Any]) -> int:
 def _replace_size(value: Any, arguments: Sequence[Any]) -> int:
     if len(arguments) < 2 or not isinstance(value, str):
         return 0
-    old, new = str(arguments[0]), str(arguments[1])
-    return value.count(old) * len(new)
+    return value.count(str(arguments[0])) * len(str(arguments[1]))
 
 
 def _format_size(value: Any, arguments: Sequence[Any]) -> int:

@@ -72,8 +72,8 @@ def read_sentence_facts(folder: Path, stated: Mapping[str, Any]) -> SentenceFact
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, Mapping):
         raise ModelError(
-            f"config_sentence_transformers.json of {folder}: prompts: got {prompts!r:.100}; expected "
-            "an object. Restore it from the model's source."
+            f"config_sentence_transformers.json of {folder}: prompts: got {prompts!r:.100}; "
+            "expected an object. Restore it from the model's source."
         )
     return SentenceFacts(
         pooler=pooler,

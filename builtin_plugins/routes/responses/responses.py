@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -22,15 +20,12 @@ from builtin_plugins.routes.common.body import (
     reserve_bytes,
 )
 from builtin_plugins.routes.common.conversation import AnswerStarted, Conversation
-from builtin_plugins.routes.common.event_runs import EventRun, EventRuns
+from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import feature_fields, sampling_fields
 from builtin_plugins.routes.common.media import served_modalities
 from builtin_plugins.routes.common.pipeline import (
-    AnswerEncoder,
-    AnswerStream,
     ChatPipeline,
-    PreparedChat,
 )
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import (
@@ -43,6 +38,7 @@ from builtin_plugins.routes.common.requests import (
 from builtin_plugins.routes.common.restored_runs import record_run, recorded_run, restore_runs
 from builtin_plugins.routes.common.run_ledger import RecordedRun, RunLedger
 from builtin_plugins.routes.common.streams import EventStream, typed_event, while_connected
+from builtin_plugins.routes.responses.answers import ResponseAnswers, ResponseJob
 from builtin_plugins.routes.responses.fields import (
     INCLUDABLE,
     OTHERS,
@@ -66,7 +62,6 @@ from builtin_plugins.routes.responses.stored import (
     StoredResponses,
     as_json,
     chain_items,
-    store_input,
 )
 from builtin_plugins.routes.responses.table_reader import StoredResponse
 from builtin_plugins.routes.responses.tools import SKIPPED_TOOL_TYPES, RequestTools
@@ -75,25 +70,6 @@ from core.api import TOO_LONG, InvalidRequest, SamplingParams
 from core.api.serving import ServedEngine
 
 PATH: Final = "/v1/responses"
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One checked and rendered request."""
-
-    chat: PreparedChat
-    writer: ResponseWriter
-    run_id: str
-    """Id of the engine request."""
-    is_stored: bool
-    session: Session | None
-    chain: Sequence[StoredResponse]
-    """The responses that it continues, if there is a session."""
-    items: list[dict[str, Any]]
-    """Items of its own input, if there is a session, or until a background response starts."""
-    failure: Callable[[BaseException], tuple[int, str]]
-    """Returns the status and message of an exception."""
-    recorded: RecordedRun | None = None
 
 
 class Responses:
@@ -116,6 +92,7 @@ class Responses:
         """`resume_s`: seconds for which streams go on without their client."""
         self._engine = engine
         self._pipeline = pipeline
+        self._answers = ResponseAnswers(pipeline, store, runs, resume_s)
         self._store = store
         self._runs = runs
         self._stored = stored
@@ -154,18 +131,18 @@ class Responses:
                 recorded = self._record(request, parsed)
             job = partial(self._job, request, parsed, model, tools, session, recorded)
             if fields.background:
-                return await self._start_in_background(request, job, fields, headers)
+                return await self._answers.start_in_background(request, job, fields, headers)
             writes_to = None if is_detached else request
             return await respond(
                 request,
                 job,
                 stream=fields.stream,
-                whole=self._whole,
-                events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
+                whole=self._answers.whole,
+                events=lambda job: self._answers.events(job, FastStream(self._engine, writes_to)),
                 headers=lambda job: (
                     parsed.headers_with((*tools.ignored, *job.chat.ignored)) | job.chat.headers
                 ),
-                detached=partial(self._detached, request) if is_detached else None,
+                detached=partial(self._answers.detached, request) if is_detached else None,
             )
         except BaseException as error:
             if recorded is not None and not self._is_running(recorded):
@@ -229,7 +206,7 @@ class Responses:
                 request, self._job(request, parsed, model, tools, Session())
             )
             release_body(request)
-            return await while_connected(request, self._whole(job)), job.items
+            return await while_connected(request, self._answers.whole(job)), job.items
         except InvalidRequest as error:
             raise with_client_names(error, forced=False) from None
 
@@ -243,7 +220,7 @@ class Responses:
         tools: RequestTools,
         session: Session | None = None,
         recorded: RecordedRun | None = None,
-    ) -> _Job:
+    ) -> ResponseJob:
         fields = parsed.fields
         _check(fields)
         chain = await self._chain(request, fields, session)
@@ -282,7 +259,7 @@ class Responses:
             )
             writer.response["store"] = is_stored
         failure = partial(describe_failure, request)
-        return _Job(
+        return ResponseJob(
             chat=chat,
             writer=writer,
             run_id=engine_id(response_id) if recorded is None else recorded.opened.run_id,
@@ -343,143 +320,6 @@ class Responses:
             keywords=feature_fields(others, self._engine.fields),
         )
         return conversation, items
-
-    # --- answers
-
-    async def _whole(self, job: _Job) -> dict[str, Any]:
-        try:
-            async with aclosing(self._typed_events(job)) as events:
-                async for _ in events:
-                    pass
-        except BaseException:
-            await self._discard(job)
-            raise
-        await job.chat.check_calls()
-        return job.writer.response
-
-    def _detached(
-        self, request: Request, job: _Job, events: AsyncGenerator[bytes]
-    ) -> AsyncGenerator[bytes]:
-        """Start a streamed answer that outlives its connection; return its events."""
-        response = job.writer.response
-        run = EventRun(owner_name(request), response["id"], response, self._resume_s)
-        if job.recorded is not None:
-            run.on_end = job.recorded.close
-        self._runs.start_stream(run, events)
-        return run.events()
-
-    async def _events(self, job: _Job, stream: FastStream) -> AsyncGenerator[bytes]:
-        answer = self._pipeline.answer(job.chat, job.recorded)
-        outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
-        encoder = AnswerEncoder(answer, job.writer.encode)
-        is_started = False
-        try:
-            async with aclosing(stream.events(job.run_id, outputs, encoder)) as events:
-                async for data in events:
-                    is_started = True
-                    yield data
-            yield _encoded(await self._finish(job, answer))
-        except Exception as error:  # reported by the protocol's own last event
-            if not is_started:
-                await self._discard(job)
-                raise
-            yield _encoded(await self._fail(job, error))
-        except BaseException:  # the client has left
-            await self._discard(job)
-            raise
-
-    async def _typed_events(self, job: _Job) -> AsyncGenerator[dict[str, Any]]:
-        answer = self._pipeline.answer(job.chat, job.recorded)
-        outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
-        async with aclosing(outputs):
-            async for output in outputs:
-                for data in job.writer.write_all(answer.events_for(output)):
-                    yield data
-        for data in await self._finish(job, answer):
-            yield data
-
-    async def _finish(self, job: _Job, answer: AnswerStream) -> list[dict[str, Any]]:
-        events = list(job.writer.write(await answer.finish()))
-        await self._save(job)  # before a client sees the end, and continues the response
-        return events
-
-    async def _fail(self, job: _Job, error: Exception) -> list[dict[str, Any]]:
-        status, message = job.failure(error)
-        code = "invalid_prompt"
-        if status >= 500:
-            code = "server_error"
-        elif status == 429:
-            code = "rate_limit_exceeded"
-        events = list(job.writer.fail(code, message))
-        await self._save(job)
-        return events
-
-    async def _start_in_background(
-        self,
-        request: Request,
-        make: Callable[[], Any],
-        fields: ResponsesFields,
-        headers: Mapping[str, str],
-    ) -> Any:
-        """Start a response in the background; return its first state, or its stream."""
-        job: _Job = await while_connected(request, make())
-        owner = owner_name(request)
-        response = job.writer.response
-        await store_input(self._store, owner, response, job.items, fields.previous_response_id)
-        run = EventRun(owner, response["id"], response)
-        if job.recorded is not None:
-            run.on_end = job.recorded.close
-        job = replace(job, items=[])
-        release_body(request)
-        for data in job.writer.queued():
-            run.append(typed_event(data))
-        body = as_json(response, headers)
-        try:
-            self._runs.start(run, self._run(job, run))
-        except BaseException:
-            await self._store.discard(response["id"])
-            raise
-        await asyncio.sleep(
-            0
-        )  # a task cancelled before its start would not record the cancellation
-        return EventStream(run.events(), headers) if fields.stream else body
-
-    async def _run(self, job: _Job, run: EventRun) -> None:
-        try:
-            await self._write_run(job, run)
-        finally:
-            if not job.writer.response["store"]:
-                await self._store.discard(run.id)
-
-    async def _write_run(self, job: _Job, run: EventRun) -> None:
-        try:
-            async with aclosing(self._typed_events(job)) as events:
-                async for data in events:
-                    self._runs.append(run, typed_event(data))
-        except asyncio.CancelledError:
-            job.writer.cancel()
-            await self._save(job)
-        except Exception as error:  # noqa: BLE001 - reported by the last event
-            for data in await self._fail(job, error):
-                self._runs.append(run, typed_event(data))
-
-    # --- storage
-
-    async def _discard(self, job: _Job) -> None:
-        """Delete the stored input of a response that will not be complete."""
-        if job.is_stored:
-            await self._store.discard(job.writer.response["id"])
-
-    async def _save(self, job: _Job) -> None:
-        response = job.writer.response
-        if job.is_stored:
-            response["store"] = await self._store.complete(response)
-        if job.session is not None and response["status"] != "failed":
-            job.session.keep([*job.chain, StoredResponse(response, job.items)])
-
-
-def _encoded(events: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(map(typed_event, events))
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""Hostile images against one server: each is a 400 that names its part, and nothing else changes."""
+"""Hostile images against one server: each is a 400 that names its part, nothing else changes."""
 
 from __future__ import annotations
 

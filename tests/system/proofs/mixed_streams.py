@@ -321,39 +321,39 @@ def canonical(path: str, events: list[Any]) -> str:
         final = {name: last[name] for name in ("output", "status", "usage")}
         final["usage"].pop("input_tokens_details", None)
         return _VOLATILE.sub("", json.dumps(final))
-    kept: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for event in events:
-        _collect(kept, path, event)
-    return _VOLATILE.sub("", json.dumps(kept, sort_keys=True))
+        _collect(joined, path, event)
+    return _VOLATILE.sub("", json.dumps(joined, sort_keys=True))
 
 
-def _collect(kept: dict[str, Any], path: str, event: Any) -> None:
+def _collect(joined: dict[str, Any], path: str, event: Any) -> None:
     """Join the texts of an event's deltas by their place; other values replace or extend."""
     if path == "/v1/messages":
         at = f"block {event.get('index')}"
-        _join(kept, at, event.get("delta") or event.get("content_block") or {})
+        _join(joined, at, event.get("delta") or event.get("content_block") or {})
         return
     for choice in event.get("choices", ()):
         at = f"choice {choice['index']}"
-        _join(kept, at, choice)
+        _join(joined, at, choice)
 
 
-def _join(kept: dict[str, Any], at: str, value: Any) -> None:
+def _join(joined: dict[str, Any], at: str, value: Any) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             if name not in ("type", "index", "role", "id"):
-                _join(kept, f"{at}.{name}", item)
+                _join(joined, f"{at}.{name}", item)
     elif isinstance(value, list):
         is_calls = at.endswith("tool_calls")
         for item in value:
             if is_calls:
-                _join(kept, f"{at}.{item['index']}", item)
+                _join(joined, f"{at}.{item['index']}", item)
             else:
-                kept.setdefault(at, []).append(item)
+                joined.setdefault(at, []).append(item)
     elif isinstance(value, str):
-        kept[at] = kept.get(at, "") + value
+        joined[at] = joined.get(at, "") + value
     elif value is not None:
-        kept[at] = value
+        joined[at] = value
 
 
 @dataclass

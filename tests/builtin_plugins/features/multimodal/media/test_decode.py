@@ -1,4 +1,4 @@
-"""Decoding: hostile files are refused cheaply; orientation, palettes, alpha and depth have rules."""
+"""Hostile files are refused cheaply; orientation, palettes, alpha and depth have rules."""
 
 from __future__ import annotations
 
