@@ -27,8 +27,8 @@ from core.testing.echo_engine import EchoEngine
 
 GROUPS = (OpenAIRoutes, ResponsesRoutes, AnthropicRoutes, CohereRoutes, TokenizeRoutes)
 TEMPLATE = """{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% \
-else %}{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif \
-%}{% endfor %}{% endif %}{% endfor %}"""
+else %}{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% \
+endif %}{% endfor %}{% endif %}{% endfor %}"""
 PATHS = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
