@@ -166,6 +166,30 @@ constexpr bool kAddsBytes = true;  // to sums of 32 bits
 constexpr bool kAddsBytes = kMultipliesBytes;
 #endif
 
+#if defined(__AVX2__)
+// Adds to a sum where the source says so: GCC would store all terms of a chain and add them later.
+inline Words pinned(Words sum) {
+    return in_registers(sum, [](auto own) {
+        asm volatile("" : "+x"(own));
+        return own;
+    });
+}
+
+// The order of sixteen bytes that takes one of each lane's to the upper bytes of its halves.
+inline __m128i bytes_taken(int at) {
+    const int first = 0x00800080 | at << 24 | at << 8, lane = 0x04000400;
+    return _mm_setr_epi32(first, first + lane, first + 2 * lane, first + 3 * lane);
+}
+
+// Prefetches between pinned sums: GCC would move all prefetches before them, and they exceed the
+// outstanding misses of a core.
+inline void prefetch_pinned(const uint8_t* line) {
+    asm volatile("prefetcht1 %0" : : "m"(*line));
+}
+#else
+inline void prefetch_pinned(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+#endif
+
 // Without those instructions: products of bytes are added in pairs to sums of 16 bits, which hold
 // some of them if codes are small.
 #if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
@@ -183,7 +207,15 @@ inline Words multiply_signed_bytes(Words x, Words weights) {
     return (Words)_mm512_maddubs_epi16(_mm512_abs_epi8(own), turned);
 }
 inline Words add_halves(Words a, Words b) {
-    return (Words)_mm512_add_epi16((__m512i)a, (__m512i)b);
+    return pinned((Words)_mm512_add_epi16((__m512i)a, (__m512i)b));
+}
+inline Words subtract_each_half(Words a, Words b) {
+    return (Words)_mm512_sub_epi16((__m512i)a, (__m512i)b);
+}
+// One of the four signed bytes of each lane, in both halves of the lane.
+inline Words byte_in_halves(Words words, int at) {
+    const __m512i order = _mm512_broadcast_i32x4(bytes_taken(at));
+    return (Words)_mm512_srai_epi16(_mm512_shuffle_epi8((__m512i)words, order), 8);
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 constexpr bool kMultipliesSmallBytes = true;
@@ -203,8 +235,20 @@ inline Words multiply_signed_bytes(Words x, Words weights) {
     });
 }
 inline Words add_halves(Words a, Words b) {
-    return in_registers(a, b, [](auto x, auto y) {
+    return pinned(in_registers(a, b, [](auto x, auto y) {
         return (decltype(x))_mm256_add_epi16((__m256i)x, (__m256i)y);
+    }));
+}
+inline Words subtract_each_half(Words a, Words b) {
+    return in_registers(a, b, [](auto x, auto y) {
+        return (decltype(x))_mm256_sub_epi16((__m256i)x, (__m256i)y);
+    });
+}
+// One of the four signed bytes of each lane, in both halves of the lane.
+inline Words byte_in_halves(Words words, int at) {
+    const __m256i order = _mm256_broadcastsi128_si256(bytes_taken(at));
+    return in_registers(words, [&](auto own) {
+        return (decltype(own))_mm256_srai_epi16(_mm256_shuffle_epi8((__m256i)own, order), 8);
     });
 }
 #else

@@ -31,7 +31,8 @@ template <typename Kind, IntegerLayout kOf, int64_t kColumns = 0>
 struct PackedPanel {
     using KindType = Kind;
     static constexpr int64_t kGroup = Kind::kGroup, kUnits = Layout<Kind>::kUnits;
-    static constexpr bool kHasMin = Kind::kHasMin;
+    static constexpr bool kHasMin = Kind::kHasMin,
+                          kHasFactors = ::kHasFactors<Kind> && kDelaysFactors;
     static constexpr IntegerLayout kLayout = kOf;
     static constexpr int kLines = Kind::kBytes / kUnits;  // cache lines per unit of a whole panel
     static constexpr int kMaxCode = Kind::kMaxCode;
@@ -57,28 +58,50 @@ struct PackedPanel {
     Words quad(int64_t unit, int64_t tile, int i) const {
         return Kind::quad(view(unit, tile), unit % kUnits, i);
     }
+    // The scale or minimum of a part of a unit, without the factor of the block if that is delayed.
     Floats scale(int64_t unit, int64_t tile, int part) const {
-        return Kind::scale(view(unit, tile), unit % kUnits, part);
+        const BlockView block = view(unit, tile);
+        if constexpr (::kHasFactors<Kind>) {
+            const int64_t at = unit % kUnits * (kUnit / kGroup) + part;
+            const Floats own = byte_of(Kind::scales(block, at / 4), at % 4);
+            return kDelaysFactors ? own : own * block.half(0);
+        } else {
+            return Kind::scale(block);
+        }
     }
     Floats minimum(int64_t unit, int64_t tile, int part) const {
-        if constexpr (kHasMin) return Kind::minimum(view(unit, tile), unit % kUnits, part);
+        const BlockView block = view(unit, tile);
+        if constexpr (kHasMin && ::kHasFactors<Kind>) {
+            const int64_t at = unit % kUnits * (kUnit / kGroup) + part;
+            const Floats own = byte_of(Kind::minima(block, at / 4), at % 4);
+            return kDelaysFactors ? own : own * block.half(1);
+        } else if constexpr (kHasMin) {
+            return Kind::minimum(block);
+        }
         return Floats{};
+    }
+    // The delayed factors of a block: of its scales (0) or of its minima (1).
+    Floats factor(int64_t unit, int64_t tile, int of) const {
+        return kHasFactors ? view(unit, tile).half(of) : spread(1);
     }
 };
 
 // 256 inputs of a panel, unpacked: scales as floats, codes as bytes, or as 16-bit pairs with the
 // zero point subtracted.
-template <int64_t kInGroup, bool kMin, int kMax, IntegerLayout kOf>
+template <typename Kind, IntegerLayout kOf>
 struct UnpackedPanel {
-    static constexpr int64_t kGroup = kInGroup;
+    static constexpr int64_t kGroup = Kind::kGroup;
     static constexpr IntegerLayout kLayout = kOf;
-    static constexpr bool kHasMin = kMin, kPairs = kLayout == IntegerLayout::kPairs;
-    static constexpr int kLines = 0, kParts = kUnit / kInGroup, kMaxCode = kMax;
+    static constexpr bool kHasMin = Kind::kHasMin,
+                          kHasFactors = ::kHasFactors<Kind> && kDelaysFactors,
+                          kPairs = kLayout == IntegerLayout::kPairs;
+    static constexpr int kLines = 0, kParts = kUnit / kGroup, kMaxCode = Kind::kMaxCode;
     static constexpr int64_t kSteps = kUnit / kAtOnce<kLayout>;  // per unit
 
     Buffer<uint32_t> codes = make_buffer<uint32_t>(kSpan * kSteps * kPanel);
     Buffer<float> scales = make_buffer<float>(kSpan * kParts * kPanel);
-    Buffer<float> minima = make_buffer<float>(kMin ? kSpan * kParts * kPanel : 1);
+    Buffer<float> minima = make_buffer<float>(kHasMin ? kSpan * kParts * kPanel : 1);
+    Buffer<float> factors = make_buffer<float>(2 * kPanel);  // a span is a block that has factors
     int64_t num_columns = 0, first = 0;
     int32_t own_zero = 0;
 
@@ -90,11 +113,15 @@ struct UnpackedPanel {
         num_columns = reader.columns();
         first = begin;
         own_zero = kPairs ? 0 : reader.zero();
+        if constexpr (kHasFactors)
+            for (int64_t tile = 0; tile * kLanes < num_columns; ++tile)
+                for (int of = 0; of <= kHasMin; ++of)
+                    store(&factors[of * kPanel + tile * kLanes], reader.factor(begin, tile, of));
         for (int64_t unit = begin; unit < begin + units; ++unit)
             for (int64_t tile = 0; tile * kLanes < num_columns; ++tile) {
                 for (int part = 0; part < kParts; ++part) {
                     store(&scales[scale_at(unit, tile, part)], reader.scale(unit, tile, part));
-                    if (kMin)
+                    if (kHasMin)
                         store(&minima[scale_at(unit, tile, part)],
                               reader.minimum(unit, tile, part));
                 }
@@ -119,7 +146,10 @@ struct UnpackedPanel {
         return load(&scales[scale_at(unit, tile, part)]);
     }
     Floats minimum(int64_t unit, int64_t tile, int part) const {
-        return kMin ? load(&minima[scale_at(unit, tile, part)]) : Floats{};
+        return kHasMin ? load(&minima[scale_at(unit, tile, part)]) : Floats{};
+    }
+    Floats factor(int64_t, int64_t tile, int of) const {
+        return load(&factors[of * kPanel + tile * kLanes]);
     }
 
 private:

@@ -13,6 +13,7 @@
 
 #include "cpu/variant.h"
 #include "cpu/gemm/opened_tile.h"
+#include "cpu/quant/byte_spans.h"
 #include "cpu/quant/superblock_panels.h"
 
 namespace {
@@ -102,8 +103,10 @@ void for_units(const void* weight, int64_t row, Layout<Kind> at, Body body) {
 #pragma GCC unroll 1
         for (int q = 0; q < kQuads; ++q) {
             const int part = static_cast<int>(q * kQuad / Kind::kGroup);
-            const float scale = reader.scale(unit, tile, part)[lane],
-                        minimum = reader.minimum(unit, tile, part)[lane];
+            const Floats scales = reader.scale(unit, tile, part) * reader.factor(unit, tile, 0),
+                         minima = reader.minimum(unit, tile, part) *
+                                  reader.factor(unit, tile, Kind::kHasMin);
+            const float scale = scales[lane], minimum = minima[lane];
             const uint32_t word = reader.quad(unit, tile, q)[lane];
             for (int j = 0; j < kQuad; ++j)
                 numbers[q * kQuad + j] =
@@ -224,6 +227,52 @@ inline __attribute__((always_inline)) void add_part(Ints (&sums)[R][C], Ints (&h
     }
 }
 
+// The sum of the numbers of x that share a scale of the weight; kParts of them make a unit.
+template <int kBits, int kParts>
+inline int32_t sum_of(const QuantizedRows& rows, int64_t row, int64_t part) {
+    const auto sum = [&](int64_t of) { return rows.sums[of * rows.count + row]; };
+    if constexpr (kBits == 8 || kParts == 2) return sum(part);
+    return sum(part * 2) + sum(part * 2 + 1);
+}
+
+// The same times the scale of x, if that is one of these numbers only.
+template <int kBits, int kParts>
+inline float scaled_sum(const QuantizedRows& rows, int64_t row, int64_t part) {
+    const auto sum = static_cast<float>(sum_of<kBits, kParts>(rows, row, part));
+    return kBits == 8 ? sum * rows.scales[part * rows.count + row] : sum;
+}
+
+// Adds what was found in a span to the totals: times the factors of the block, minus its minima
+// times the sums of x.
+template <int kBits, typename Reader, int R, int C>
+inline __attribute__((always_inline)) void finish_span(Floats (&totals)[R][C],
+                                                       const Floats (&found)[R][C],
+                                                       const QuantizedRows& rows, int64_t row,
+                                                       const Reader& reader, int64_t span,
+                                                       int64_t tile) {
+    constexpr int parts = kUnit / Reader::kGroup;
+    const int64_t first = span * kSpan, end = std::min(rows.layout.width / kUnit, first + kSpan);
+    Floats minima[R][C];
+    std::memset(minima, 0, sizeof minima);
+    if constexpr (Reader::kHasMin)
+        for (int64_t part = first * parts; part < end * parts; ++part)
+            for (int r = 0; r < R; ++r) {
+                const float sum = scaled_sum<kBits, parts>(rows, row + r, part);
+                for (int c = 0; c < C; ++c)
+                    minima[r][c] += reader.minimum(part / parts, tile + c, part % parts) * sum;
+            }
+    for (int c = 0; c < C; ++c)
+        for (int r = 0; r < R; ++r) {
+            Floats sum = found[r][c];
+            if constexpr (Reader::kHasFactors) sum *= reader.factor(first, tile + c, 0);
+            if constexpr (Reader::kHasMin && Reader::kHasFactors)
+                sum -= minima[r][c] * reader.factor(first, tile + c, 1);
+            else if constexpr (Reader::kHasMin)
+                sum -= minima[r][c];
+            totals[r][c] += kBits == 8 ? sum : sum * rows.scales[span * rows.count + row + r];
+        }
+}
+
 // Adds rows of x from `row` times the tiles from `tile`, for one span. Prefetches as much as it
 // reads of a packed panel, else `lines` lines per unit. Not inlined: it is shared by all element
 // types.
@@ -233,20 +282,18 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const QuantizedR
                                         int64_t tile, const uint8_t* fetched, int64_t lines = 0) {
     constexpr int parts = kUnit / Reader::kGroup;
     const int64_t units = rows.layout.width / kUnit;
-    const auto part_sum = [&](int64_t of, int r) { return rows.sums[of * rows.count + row + r]; };
     Floats found[R][C];  // not `totals`, which would be stored after each unit
     std::memset(found, 0, sizeof found);
-    if constexpr (kBits == 8) std::memcpy(found, totals, sizeof found);
+    if constexpr (kBits == 8 && !kDelaysFactors) std::memcpy(found, totals, sizeof found);
     for (int64_t unit = span * kSpan; unit < std::min(units, (span + 1) * kSpan); ++unit) {
 #pragma GCC unroll 2
         for (int part = 0; part < parts; ++part) {
             Ints sums[R][C], high[R][C] = {};
-            int32_t own[R];
             for (int r = 0; r < R; ++r) {
-                own[r] = kBits == 8   ? part_sum(unit * parts + part, r)
-                         : parts == 1 ? part_sum(unit * 2, r) + part_sum(unit * 2 + 1, r)
-                                      : part_sum(unit * 2 + part, r);
-                for (int c = 0; c < C; ++c) sums[r][c] = Ints{} - own[r] * reader.zero();
+                const Ints start =
+                    Ints{} -
+                    sum_of<kBits, parts>(rows, row + r, unit * parts + part) * reader.zero();
+                for (int c = 0; c < C; ++c) sums[r][c] = start;
             }
             add_part(sums, high, rows, row, reader, unit, tile, part, fetched);
             for (int c = 0; c < C; ++c) {
@@ -255,16 +302,15 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const QuantizedR
                 for (int r = 0; r < R; ++r) {
                     const Floats sum =
                         convert<Floats>(combined<Reader::kLayout>(sums[r][c], high[r][c]));
-                    if constexpr (kBits == 8) {
-                        const float x_scale =
-                            rows.scales[(unit * parts + part) * rows.count + row + r];
-                        found[r][c] += sum * (scale * x_scale);
-                        if constexpr (Reader::kHasMin)
-                            found[r][c] -= minimum * (x_scale * static_cast<float>(own[r]));
+                    const float x_scale =
+                        kBits == 8 ? rows.scales[(unit * parts + part) * rows.count + row + r] : 1;
+                    if constexpr (kDelaysFactors) {
+                        found[r][c] += kBits == 8 ? sum * scale * x_scale : sum * scale;
                     } else {
-                        found[r][c] += sum * scale;
+                        found[r][c] += sum * (kBits == 8 ? scale * x_scale : scale);
                         if constexpr (Reader::kHasMin)
-                            found[r][c] -= minimum * static_cast<float>(own[r]);
+                            found[r][c] -= minimum * scaled_sum<kBits, parts>(
+                                                         rows, row + r, unit * parts + part);
                     }
                 }
             }
@@ -272,11 +318,24 @@ __attribute__((noinline)) void add_span(Floats (&totals)[R][C], const QuantizedR
         for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(fetched + line * 64, 0, 2);
         fetched += ((C == kTiles ? Reader::kLines : 0) + lines) * 64;
     }
+    if constexpr (kDelaysFactors)
+        return finish_span<kBits>(totals, found, rows, row, reader, span, tile);
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c)
             totals[r][c] =
                 kBits == 8 ? found[r][c]
                            : totals[r][c] + found[r][c] * rows.scales[span * rows.count + row + r];
+}
+
+// The same for one row of x in bytes.
+template <typename Kind, typename Reader, int C>
+__attribute__((noinline)) void add_byte_span(Floats (&totals)[1][C], const QuantizedRows& rows,
+                                             int64_t row, const Reader& reader, int64_t span,
+                                             int64_t tile, const uint8_t* fetched) {
+    Floats found[1][C] = {};
+    const ByteSpan<Kind, C> own(rows, row, reader, span, tile);
+    own.add(found[0], fetched + tile / C * ByteSpan<Kind, C>::kSpanLines * kCacheLine);
+    finish_span<8>(totals, found, rows, row, reader, span, tile);
 }
 
 // Splits rows into blocks, the largest first, and calls body(Count<R>(), first row).
@@ -298,14 +357,22 @@ void multiply_packed(const ResultWriter& results, int64_t column, int64_t left,
     const uint8_t* ahead =
         reader.panel + (blocks == 1 ? kFetchAhead<typename Reader::KindType> : panel_bytes);
     in_even_blocks<kMaxRows>(last - first, [&](auto count, int64_t row, int64_t, int64_t) {
-        constexpr int R = decltype(count)::value, C = kBlockTiles<R>;
+        using Kind = typename Reader::KindType;
+        constexpr int R = decltype(count)::value;
+        constexpr bool own_spans = kHasByteSpans<Kind, Reader::kLayout, R>;
+        constexpr int C = own_spans ? kByteTiles<Kind> : kBlockTiles<R>;
         Floats totals[kTiles / C][R][C];
         std::memset(totals, 0, sizeof totals);
-        for (int64_t span = 0; span < spans; ++span)
+        for (int64_t span = 0; span < spans; ++span) {
+            const uint8_t* fetched = ahead + span * Reader::kLines * 64 * kSpan;
             for (int at = 0; at < kTiles / C; ++at)
-                add_span<kBits>(totals[at], rows, first + row, reader, span, at * C,
-                                ahead + span * Reader::kLines * 64 * kSpan,
-                                C < kTiles && at == 0 ? Reader::kLines : 0);
+                if constexpr (own_spans)
+                    add_byte_span<Kind>(totals[at], rows, first + row, reader, span, at * C,
+                                        fetched);
+                else
+                    add_span<kBits>(totals[at], rows, first + row, reader, span, at * C, fetched,
+                                    C < kTiles && at == 0 ? Reader::kLines : 0);
+        }
         for (int at = 0; at < kTiles / C; ++at)
             results.write(first + row, column + at * C * kLanes, totals[at], R,
                           left - at * C * kLanes);
@@ -392,8 +459,7 @@ public:
     }
 
 private:
-    using Unpacked = UnpackedPanel<Kind::kGroup, Kind::kHasMin, Kind::kMaxCode,
-                                   kUnpackedLayout<Kind, kBits>>;
+    using Unpacked = UnpackedPanel<Kind, kUnpackedLayout<Kind, kBits>>;
     const ResultWriter results_;
     const QuantizedRows& rows_;
     const Layout<Kind> at_;
