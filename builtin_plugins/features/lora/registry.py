@@ -79,8 +79,11 @@ class AdapterRegistry:
             return
         folder = Path(self.locate(path)).expanduser()
         for each in (folder, folder / CONFIG, folder / WEIGHTS):  # files may be links
-            target = each.resolve()
-            if not any(target.is_relative_to(root) for root in roots):
+            try:
+                target = each.resolve()
+            except (OSError, RuntimeError):  # a loop of links
+                target = None
+            if target is None or not any(target.is_relative_to(root) for root in roots):
                 raise BadAdapter(
                     f"got {path!r:.200}; expected a folder in one of --lora-roots, without links "
                     "that leave them. Move the adapter."

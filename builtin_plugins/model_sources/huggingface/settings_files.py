@@ -11,6 +11,8 @@ from core.api import ModelError
 
 OLDER: Final = "compression_config"
 FIELDS: Final = ("quantization_config", OLDER)
+MAX_METHOD_LENGTH: Final = 100
+"""Length limit of a quantization method's name, in characters."""
 SIDE_FILES: Final = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -26,7 +28,7 @@ def quantization_of(stated: Mapping[str, Any], path: Path) -> str | None:
         return None
     facts = stated[name]
     method = facts.get("quant_method") if isinstance(facts, Mapping) else None
-    if not isinstance(method, str):
+    if not isinstance(method, str) or len(method) > MAX_METHOD_LENGTH:
         raise ModelError(
             f"{name} in {path}: got {facts!r:.100}; expected an object with a quant_method. "
             "Restore the file from the model's source."

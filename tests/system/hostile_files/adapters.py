@@ -115,8 +115,8 @@ WRITERS: Final[dict[str, tuple[Write, str | None]]] = {
     "ranks of 2^63": (change(rank_pattern={"q_proj": HUGE}), "rank"),
     "ranks a list": (change(rank_pattern=[1]), "rank_pattern"),
     "targets of numbers": (change(target_modules=[1, 2]), "target_modules"),
-    "targets of 100,000 names": (change(target_modules=[f"m{n}" for n in range(50_000)]), "target"),
-    "layers of 2^63": (change(layers_to_transform=[HUGE]), "target|layers"),
+    "targets of 100,000 names": (change(target_modules=[f"m{n}" for n in range(50_000)]), None),
+    "layers of 2^63": (change(layers_to_transform=[HUGE]), None),
     "layers a text": (change(layers_to_transform="all"), "layers_to_transform"),
     "kind of another method": (change(peft_type="PREFIX_TUNING"), "peft_type"),
     "kind a dictionary": (change(peft_type={"a": 1}), "peft_type"),
@@ -192,6 +192,7 @@ RESOLVED: Final = (
     "config nested 100,000 deep",
     "config a FIFO",
     "config an endless device",
+    "config a link to itself",
     "weights a FIFO",
     "weights of 64 GiB",
     "shape of 2^63",
@@ -209,7 +210,7 @@ CORPUS: Final = [
         HostileFile(KIND, f"{name}, {way}", WRITERS[name][0], refusal, f"adapter_{way}", "adapter")
         for name in RESOLVED
         for way, refusal in (
-            ("by_resolver", WRITERS[name][1] and ""),
+            ("by_resolver", WRITERS[name][1] and "adapter"),
             ("offline", WRITERS[name][1]),
         )
     ),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import builtin_plugins
-from core import LLM, AsyncLLM, SamplingParams
-from core.api import InvalidRequest, LoRARequest
+from core import LLM, AsyncLLM, RequestOutput, SamplingParams
+from core.api import InvalidRequest, LoRARequest, RequestFailed
 from tests.system.hostile_files.kv_folders import DAMAGES
 
 for module in pkgutil.walk_packages(builtin_plugins.__path__, "builtin_plugins."):
@@ -37,9 +37,9 @@ def offline(folder: Path, options: Mapping[str, Any]) -> None:
     llm = LLM(str(folder), **{**ENGINE, **options})
     try:
         (output,) = llm.generate([PROMPT], GREEDY)
-        assert output.outputs[0].finish_reason is not None
+        _check(output)
         (answer,) = llm.chat([{"role": "user", "content": PROMPT[-16:]}], GREEDY)
-        assert answer.outputs[0].finish_reason is not None
+        _check(answer)
     finally:
         llm.shutdown()
 
@@ -48,13 +48,20 @@ ADAPTERS: Final = {**ENGINE, "enable_lora": True, "max_lora_rank": 16, "max_lora
 MESSAGE: Final = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
+def _check(output: RequestOutput) -> None:
+    """Raise `RequestFailed` with the error of a failed output."""
+    if output.error:
+        raise RequestFailed(output.error)
+    assert output.outputs[0].finish_reason in ("stop", "length")
+
+
 def adapter_offline(folder: Path, options: Mapping[str, Any]) -> None:
     """Complete a text with an adapter in the folder `adapter`."""
     llm = LLM(str(folder), **{**ADAPTERS, **options})
     try:
         request = LoRARequest("hostile", 1, str(folder / "adapter"))
         (output,) = llm.generate([PROMPT], GREEDY, lora_request=request)
-        assert output.outputs[0].token_ids
+        _check(output)
     finally:
         llm.shutdown()
 
@@ -132,6 +139,7 @@ def _with_tier(folder: Path) -> LLM:
 def _complete(llm: LLM) -> list[int]:
     try:
         (output,) = llm.generate([PROMPT], GREEDY)
+        _check(output)
         return list(output.outputs[0].token_ids)
     finally:
         llm.shutdown()

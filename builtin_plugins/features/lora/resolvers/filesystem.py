@@ -52,9 +52,13 @@ class FilesystemResolver:
         from builtin_plugins.features.lora.adapter_file import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
 
         root = self._folder.resolve()
-        found = (root / name).resolve()
-        files = [found / name for name in (CONFIG, WEIGHTS)]
-        if not all(file.resolve().is_relative_to(root) for file in (found, *files)):
+        try:
+            found = (root / name).resolve()
+            files = [found / name for name in (CONFIG, WEIGHTS)]
+            targets = [file.resolve() for file in (found, *files)]
+        except (OSError, RuntimeError):
+            return None  # a loop of links
+        if not all(target.is_relative_to(root) for target in targets):
             return None  # a link may point anywhere
         if not files[0].is_file():
             return None
