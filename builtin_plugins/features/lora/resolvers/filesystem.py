@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -43,6 +42,8 @@ class FilesystemResolver:
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter in the folder of this name; None: none for this model."""
+        import asyncio  # lazy: it takes as long as all else that a plugin module imports
+
         if not NAME.fullmatch(lora_name):
             return None
         return await asyncio.to_thread(self._find, base_model_name, lora_name)

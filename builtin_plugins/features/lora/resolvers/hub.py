@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -37,6 +36,8 @@ class HubResolver:
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter of a repository; None for a name that is not allowed."""
+        import asyncio  # lazy: it takes as long as all else that a plugin module imports
+
         if lora_name.count("/") != 1 or not any(
             fnmatchcase(lora_name, each) for each in self._allowed
         ):
