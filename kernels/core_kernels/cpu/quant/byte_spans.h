@@ -10,10 +10,12 @@
 
 namespace {
 
-// Whether a span of this kind, with this many rows of x, is multiplied so.
+// Whether a span of this kind, with this many rows of x, is multiplied so. With registers of a whole
+// tile it pays where words are shared by more than two units.
 template <typename Kind, IntegerLayout kLayout, int kNumRows>
 constexpr bool kHasByteSpans = kHasFactors<Kind> && kDelaysFactors &&
-                               kLayout == IntegerLayout::kByte && kNumRows == 1;
+                               kLayout == IntegerLayout::kByte && kNumRows == 1 &&
+                               (!kWholePanels || Kind::kShared > 2);
 // Tiles that are multiplied together: their sums take eight registers.
 template <typename Kind>
 constexpr int kByteTiles = kRegister / 8 / static_cast<int>(Kind::kShared);
