@@ -10,7 +10,7 @@
 
 namespace {
 
-// Whether a span of this kind, with this many rows of x, is multiplied so. With registers of a whole
+// Whether spans of a kind, with a number of rows of x, are multiplied so. With registers of a whole
 // tile it pays where words are shared by more than two units.
 template <typename Kind, IntegerLayout kLayout, int kNumRows>
 constexpr bool kHasByteSpans = kHasFactors<Kind> && kDelaysFactors &&
