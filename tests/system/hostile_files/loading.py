@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from tests.system.hostile_files.kv_folders import DAMAGES
 
 for module in pkgutil.walk_packages(builtin_plugins.__path__, "builtin_plugins."):
     if not module.name.startswith("builtin_plugins.commands"):
-        importlib.import_module(module.name)
+        with suppress(ImportError):  # of an optional package
+            importlib.import_module(module.name)
 
 ENGINE: Final = {
     "max_model_len": 64,
