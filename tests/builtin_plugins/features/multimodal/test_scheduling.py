@@ -145,6 +145,21 @@ def test_an_evicted_item_is_encoded_once_more() -> None:
     assert batch.half.gauges()["mm_encoder_runs_total"] == 3
 
 
+def test_rows_without_such_a_span_are_not_limited_when_others_limit_theirs() -> None:
+    class Limiting:
+        """An extension that limits rows, such as masks of structured outputs."""
+
+        name = "limiting"
+
+        def limits(self, rows: Any) -> dict[int, int]:
+            return {}
+
+    engine = Engine(extensions=[EncoderScheduler(limits()), Limiting()], budget=BUDGET)
+    engine.add("text", [1, 2, 3], 5, eos_token_ids=())
+    engine.run()
+    assert list(engine.finished) == ["text"]
+
+
 def test_a_span_longer_than_mixed_steps_pauses_decode_rows() -> None:
     batch = Batch(limits(), max_mixed_prefill_tokens=6, max_model_len=64)
     batch.engine.add("text", [1, 2, 3], 40, eos_token_ids=())
