@@ -21,6 +21,7 @@ class ProcessedItem:
     """One item of a prompt, ready for the tower."""
 
     modality: str
+    """Kind of the item, such as `image`."""
     text: str
     """Text that replaces the item's placeholder."""
     num_tokens: int

@@ -56,6 +56,7 @@ class Tower(Protocol):
     """
 
     facts: TowerFacts
+    """What admission and the scheduler need to know of it."""
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of its checkpoint tensors."""
