@@ -52,6 +52,8 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    if not _may_read_items(config, registry):
+        return []
     # Imported lazily for a fast start.
     from builtin_plugins.features.multimodal.processor_host import close_hosts
     from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
@@ -72,3 +74,9 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     from builtin_plugins.metric_sinks.api import memory_owners
 
     return [MultimodalWorker(Settings.from_config(config), memory_owners(registry))]
+
+
+def _may_read_items(config: EngineConfig, registry: Registry) -> bool:
+    """Return whether the model's config describes a tower."""
+    hf_config = registry.find_model(config.model.model, config).hf_config
+    return any("vision" in name for name in vars(hf_config))

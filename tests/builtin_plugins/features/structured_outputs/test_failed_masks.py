@@ -43,6 +43,7 @@ def test_paused_row_resumes_and_recomputes_when_its_mask_fails() -> None:
     sampling = SamplingParams(structured_outputs=FORM)
     source = SimpleNamespace(eos_token_ids=())
     request = SimpleNamespace(
+        features={},
         request_id="a",
         row=0,
         sampling=sampling,

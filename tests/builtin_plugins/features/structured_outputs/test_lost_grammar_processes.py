@@ -125,6 +125,7 @@ def test_fork_server_that_cannot_start_fails_requests_only(
 
 def test_request_fails_after_process_after_process_died_at_one_token() -> None:
     known = SimpleNamespace(request_id="a", row=0, num_tokens=5, prompt_len=3, tokens=[1] * 5)
+    known.features = {}
     known.sampling = SamplingParams(structured_outputs=FORM)
     known.source = SimpleNamespace(eos_token_ids=())
     recomputed: list[tuple[str, int]] = []

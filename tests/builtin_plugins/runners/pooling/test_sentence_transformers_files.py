@@ -262,7 +262,7 @@ def test_dimensions_require_matryoshka_model(folder: Path, engine: Open) -> None
         (
             "modules.json",
             [{"idx": 0, "path": "../x", "type": "x.Dense"}],
-            "is outside of the model's folder",
+            "expected one in the model's folder",
         ),
         ("1_Pooling/config.json", {}, "selects no pooler"),
         (
