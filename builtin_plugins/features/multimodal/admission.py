@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,7 +20,6 @@ from builtin_plugins.features.multimodal.messages import (
     RequestItems,
 )
 from builtin_plugins.features.multimodal.pixels import raw_item
-from builtin_plugins.features.multimodal.processor_host import ProcessorHost, processor_hosts
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from builtin_plugins.routes.api import media_counters
@@ -29,6 +28,9 @@ from core.api.execution import Span
 from core.api.features import AdmissionContext, PendingRequest, Unsupported
 from core.api.serving import Prompt, RenderedText
 from core.model_spec.tower import TowerFacts
+
+if TYPE_CHECKING:
+    from builtin_plugins.features.multimodal.processor_host import ProcessorHost
 
 DATA: Final = "multi_modal_data"
 UUIDS: Final = "multi_modal_uuids"
@@ -61,6 +63,12 @@ class MultimodalAdmission:
         self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
         self._tokens = frozenset(self._facts.placeholders.values())
         self.keywords = self.prompt_keys = FIELDS
+        # Imported lazily: it needs pyzmq, and text models do without.
+        from builtin_plugins.features.multimodal.processor_host import (
+            ProcessorHost,
+            processor_hosts,
+        )
+
         self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
         processor_hosts(self._registry).append(self._host)
         self._host.wait_until_ready()

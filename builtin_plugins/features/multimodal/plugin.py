@@ -79,4 +79,4 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
 def _may_read_items(config: EngineConfig, registry: Registry) -> bool:
     """Return whether the model's config describes a tower."""
     hf_config = registry.find_model(config.model.model, config).hf_config
-    return any("vision" in name for name in vars(hf_config))
+    return any("vision" in name for name in dir(hf_config))

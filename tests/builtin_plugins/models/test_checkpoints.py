@@ -289,7 +289,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "model of several parts": (
         config(architectures=["Gemma3ForConditionalGeneration"], text_config={"hidden_size": 64}),
-        "several parts .text_config",
+        "text_config: got",
     ),
     "impossible head size": (config(head_dim=15), "rotary size: got 15"),
     "head size of a billion": (
