@@ -78,5 +78,5 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
 
 def _may_read_items(config: EngineConfig, registry: Registry) -> bool:
     """Return whether the model's config describes a tower."""
-    hf_config = registry.find_model(config.model.model, config).hf_config
-    return any("vision" in name for name in dir(hf_config))
+    source = registry.find_model(config.model.model, config)
+    return source is not None and any("vision" in name for name in dir(source.hf_config))

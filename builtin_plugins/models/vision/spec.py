@@ -74,8 +74,8 @@ def _decoder(config: Any, family: Family, architecture: str) -> DecoderSpec:
     text = config.get_text_config()
     if not hasattr(text, "model_type"):
         raise ModelError(
-            f"text_config: got {text!r:.100}; expected the config of a decoder, with its model_type. "
-            "Restore config.json from the model's source."
+            f"text_config: got {text!r:.100}; expected the config of a decoder, with its "
+            "model_type. Restore config.json from the model's source."
         )
     read = family.decoder or native_decoder(text.model_type)
     if read is None:
