@@ -1,6 +1,6 @@
 """Vision-language models have transformers' tokens: batches, chunks, cache hits, preemption, ranks.
 
-A new model is an entry of `checkpoints.MODELS`.
+A new model is an entry in a module of `checkpoints`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 40,
 }
 """Chunks of 40 tokens cut through the images of prompts with three."""
-ALL = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(MODELS)
-]
-TWO_RANKS = ("gemma3", "llava", "qwen3_vl")
+ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
+TWO_RANKS = [name for name, model in MODELS.items() if model.two_ranks]
 
 
 class Served:
@@ -119,9 +117,8 @@ def test_two_steps_in_flight_equal_transformers(served: Served) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_transformers(served: Served, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["served"] not in TWO_RANKS:
-        pytest.skip("three models show it")
+@pytest.mark.parametrize("served", TWO_RANKS, indirect=True, scope="module")
+def test_two_ranks_equal_transformers(served: Served) -> None:
     with served.start(tensor_parallel_size=2) as llm:
         served.check(llm, THREE, ONE, OTHER, NONE)
 

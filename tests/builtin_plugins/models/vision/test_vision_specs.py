@@ -76,8 +76,6 @@ def test_every_layout_of_text_tensors_is_known(stored: str, own: str) -> None:
 def test_unknown_forms_are_refused_with_the_reason(
     model_type: str, architecture: str, words: str
 ) -> None:
-    if architecture in FAMILIES:
-        pytest.skip("it has an entry now")
     with pytest.raises(ModelError, match=words):
         spec(config_of(model_type, architecture))
 
@@ -95,9 +93,6 @@ def test_pipeline_stages_are_refused() -> None:
 
 
 def test_folder_of_tests_has_a_checkpoint_of_every_family() -> None:
-    from tests.builtin_plugins.models.vision.checkpoints import MODELS
-
-    text = Path(__file__).with_name("checkpoints.py").read_text(encoding="utf-8")
-    named = [name for name in FAMILIES if f"transformers.{name}" in text]
-    assert sorted(named) == sorted(FAMILIES)
-    assert len(MODELS) >= len(FAMILIES)
+    modules = Path(__file__).with_name("checkpoints").glob("*.py")
+    text = "".join(module.read_text(encoding="utf-8") for module in modules)
+    assert [name for name in FAMILIES if f"transformers.{name}" not in text] == []

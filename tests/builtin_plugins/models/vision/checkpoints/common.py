@@ -1,0 +1,86 @@
+"""What the tiny random checkpoints share: fields of their configs, tokenizers, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB: Final = 300
+IMAGE: Final = "[IMAGE]"
+"""The place of the placeholder in `TEMPLATE`."""
+TEMPLATE: Final = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}[IMAGE]{% elif p['type'] == 'text' %}{{ p['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXT: Final = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""Fields of a text config that most models share."""
+
+
+@dataclass(frozen=True)
+class VisionModel:
+    """How a model is made, and how it is tested."""
+
+    make: Callable[[Path], None]
+    image: str
+    """The text of one image in a prompt."""
+    two_ranks: bool = False
+    """Whether it is tested with tensor parallelism, too."""
+
+
+def tokenizer(special: list[str], **extra: Any) -> Any:
+    """Return a tokenizer of bytes, with special tokens after them; the first one ends texts."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token=special[0],
+        pad_token=special[0],
+        additional_special_tokens=special[1:],
+        **extra,
+    )
+
+
+def save(model: Any, folder: Path) -> None:
+    """Save a model with random weights large enough that images change every token."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.eval().named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.copy_(noise * 0.1 + ("bias" not in name))
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+
+
+def save_parts(folder: Path, image_processor: Any, own_tokenizer: Any, image: str) -> None:
+    """Save image processor and tokenizer of a processor that needs torchvision as a whole."""
+    own_tokenizer.chat_template = TEMPLATE.replace(IMAGE, image)
+    own_tokenizer.save_pretrained(folder)
+    image_processor.save_pretrained(folder)
