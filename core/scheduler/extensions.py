@@ -32,10 +32,12 @@ class Extensions:
         def methods(name: str) -> Methods:
             return tuple((e.name, getattr(e, name)) for e in extensions if hasattr(e, name))
 
-        def activity(name: str) -> tuple[Callable[[], bool], ...]:
-            """Return the `is_active` methods of the extensions that have a method."""
+        def with_activity(name: str) -> tuple[tuple[Callable[[], bool], str, Any], ...]:
+            """Return `is_active`, name and method of the extensions that have the method."""
             having = (e for e in extensions if hasattr(e, name))
-            return tuple(getattr(e, "is_active", lambda: True) for e in having)
+            return tuple(
+                (getattr(e, "is_active", lambda: True), e.name, getattr(e, name)) for e in having
+            )
 
         self._attach = methods("attach")
         self._arrived = methods("arrived")
@@ -43,8 +45,8 @@ class Extensions:
         self._reserved = methods("reserved")
         self._cached = methods("cached_tokens")
         self._load = methods("load")
-        self._num_draft_tokens = methods("num_draft_tokens")
-        self._limits = methods("limits")
+        self._num_draft_tokens = with_activity("num_draft_tokens")
+        self._limits = with_activity("limits")
         self._prefill_chunk = methods("prefill_chunk")
         self._planned = methods("planned")
         self._pending = methods("pending")
@@ -52,18 +54,16 @@ class Extensions:
         self._result = dict(methods("result"))
         self._calls = dict(methods("call"))
         self._close = methods("close")
-        self._limiting = activity("limits")
-        self._drafting = activity("num_draft_tokens")
 
     @property
     def is_limiting(self) -> bool:
         """Whether any extension may limit the tokens of rows in this step."""
-        return bool(self._limiting) and any(is_active() for is_active in self._limiting)
+        return any(is_active() for is_active, _, _ in self._limits)
 
     @property
     def is_drafting(self) -> bool:
         """Whether any extension may request draft tokens in this step."""
-        return bool(self._drafting) and any(is_active() for is_active in self._drafting)
+        return any(is_active() for is_active, _, _ in self._num_draft_tokens)
 
     def arrived(self, request: Any) -> None:
         """Call `arrived` for a request that is about to be queued."""
@@ -93,8 +93,8 @@ class Extensions:
     def num_draft_tokens(self, rows: RunningRows) -> Ints | None:
         """Return the number of draft tokens requested per row; None without any."""
         requested: Ints | None = None
-        for name, method in self._num_draft_tokens:
-            answer = _call(name, method, rows)
+        for is_active, name, method in self._num_draft_tokens:
+            answer = _call(name, method, rows) if is_active() else None
             if answer is None:
                 continue
             counts = np.asarray(answer, dtype=np.int64)
@@ -109,8 +109,9 @@ class Extensions:
     def limits(self, rows: RunningRows) -> dict[int, int]:
         """Return the maximum of tokens of each limited row in this step; 0: none."""
         limits: dict[int, int] = {}
-        for name, method in self._limits:
-            for row, count in (_call(name, method, rows) or {}).items():
+        for is_active, name, method in self._limits:
+            answer = _call(name, method, rows) if is_active() else None
+            for row, count in (answer or {}).items():
                 limits[row] = min(count, limits.get(row, count))
         return limits
 

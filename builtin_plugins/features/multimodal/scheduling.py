@@ -116,12 +116,7 @@ class EncoderScheduler:
         return self._pauses_decodes
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return a limit of no tokens for all decode rows, for one step.
-
-        Another extension's limits are a reason to call this, too.
-        """
-        if not self._pauses_decodes:
-            return {}
+        """Return a limit of no tokens for all decode rows, for one step."""
         self._pauses_decodes = False
         return dict.fromkeys(rows.rows.tolist(), 0)
 

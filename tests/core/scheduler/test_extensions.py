@@ -315,6 +315,21 @@ def test_skipped_rows_get_draft_tokens_again():
     engine.check_idle()
 
 
+def test_methods_are_called_only_while_their_own_extension_is_active():
+    """Another extension's activity is no reason to call an idle one."""
+    idle = Limits({0: 0})
+    idle.is_active = lambda: False
+    idle.num_draft_tokens = lambda rows: pytest.fail("an idle extension was called")
+    engine = Engine(extensions=[idle, Limits({1: 1}), Drafts()])
+    engine.add("a", prompt(6), 8, eos_token_ids=())
+    for _ in range(3):
+        engine.step()
+    assert len(engine.outputs["a"]) > 1
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
 def test_limits_split_a_prompt_into_chunks():
     engine = Engine(extensions=[Limits({0: 3})], budget=16)
     engine.add("a", prompt(20), 2, eos_token_ids=())
