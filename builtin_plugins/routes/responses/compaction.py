@@ -16,7 +16,7 @@ from builtin_plugins.routes.responses.fields import OTHERS, Item, ResponsesField
 from builtin_plugins.routes.responses.reading import new_id
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.stored import as_json
-from core.api import InvalidRequest, RequestFailed
+from core.api import InvalidRequest
 from core.api.serving import ServedEngine
 
 REQUEST: Final = (
@@ -81,7 +81,10 @@ class Compaction:
             "id": response["id"],
             "object": "response.compaction",
             "created_at": response["created_at"],
-            "output": [*(item for item in own[:-1] if item.get("role") == "user"), _item(response)],
+            "output": [
+                *(item for item in own[:-1] if item.get("role") == "user"),
+                _item(response, fields),
+            ],
             "usage": response["usage"],
         }
         return as_json(compacted, parsed.headers)
@@ -90,15 +93,32 @@ class Compaction:
         return min(MAX_SUMMARY_TOKENS, max(1, self._engine.max_model_len // 4))
 
 
-def _item(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the compaction item with the text of a response; its thoughts if it has no other."""
+def _item(response: dict[str, Any], fields: CompactFields) -> dict[str, Any]:
+    """Return the compaction item with the text of a response; its thoughts if it has no other.
+
+    Raises `InvalidRequest` if there is neither: an empty summary would lose the conversation, and
+    another try gives the same.
+    """
     parts = [
-        (item["type"], part["text"]) for item in response["output"] for part in item["content"]
+        (item["type"], part["text"])
+        for item in response["output"]
+        for part in item.get("content", ())
     ]
     texts = [text for kind, text in parts if kind == "message"] or [text for _, text in parts]
     summary = "\n".join(texts).strip()
+    if not summary and response["status"] == "incomplete" and fields.max_output_tokens:
+        raise InvalidRequest(
+            "max_output_tokens",
+            f"got {fields.max_output_tokens}; expected enough tokens for a summary. Raise it.",
+            "no_summary",
+        )
     if not summary:
-        raise RequestFailed("the model wrote no summary.")
+        raise InvalidRequest(
+            "input",
+            "got a conversation to which the model wrote no summary; expected one that it "
+            "summarizes. Continue with its items, or send other instructions.",
+            "no_summary",
+        )
     return {
         "id": new_id("compaction"),
         "type": "compaction",

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from builtin_plugins.routes.responses import compaction
 from builtin_plugins.routes.responses.fields import Item
 from builtin_plugins.routes.responses.reading import items_of, messages_of, references
 
@@ -408,6 +409,23 @@ def test_instructions_are_not_carried_over(api):
 def test_invalid_item_pages_are_rejected(api, path):
     response_id = send(api).json()["id"]
     assert api.get(f"/v1/responses/{response_id}/input_items?{path}").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "param", "message"),
+    [
+        (" \n", None, "input", "the model wrote no summary"),
+        ("   goals", 2, "max_output_tokens", "got 2; expected enough tokens for a summary"),
+    ],
+)
+def test_compaction_without_summary_is_refused(api, monkeypatch, text, limit, param, message):
+    monkeypatch.setattr(compaction, "REQUEST", text)  # the echo engine repeats it as summary
+    items = [{"role": "assistant", "content": "hello"}]
+    body = {"model": "echo", "input": items, "max_output_tokens": limit}
+    reply = api.call("POST", "/v1/responses/compact", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, "no_summary")
+    assert message in error["message"]
 
 
 def test_input_tokens_are_counted(api):
