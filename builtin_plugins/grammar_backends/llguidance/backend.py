@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import llguidance
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from builtin_plugins.grammar_backends.api import Constraint, Vocabulary
 from builtin_plugins.grammar_backends.languages.terminals import Terminals, TooLargeError
+from builtin_plugins.grammar_backends.llguidance.deep_stack import with_deep_stack
 from builtin_plugins.grammar_backends.llguidance.tags import Tags, regex_terminal
 from builtin_plugins.grammar_backends.schema_compiler.compiler import SchemaCompiler
 from builtin_plugins.grammar_backends.schema_compiler.layout import COMPACT, FLEXIBLE, Layout
@@ -23,6 +24,10 @@ _OPTIONS: Final = '%llguidance {"no_forcing": true}'
 _MARK: Final = b"\xff"
 """First byte of names of tokens without text, as the library requires."""
 _MAX_GRAMMAR_SIZE: Final = 2_000_000
+_MAX_RULES: Final = 100_000
+"""Maximum number of rules and definitions: each may use the next, and the library recurses."""
+_PANIC: Final = "panic: "
+"""Start of the library's message where its numbers do not hold all symbols of a grammar."""
 _READING: Final = llguidance.LLParserLimits(
     initial_lexer_fuel=20_000_000, max_grammar_size=_MAX_GRAMMAR_SIZE
 )
@@ -56,27 +61,37 @@ class LLGuidance:
         """Compile the constraint to a grammar, and let the library read it."""
         field = f"structured_outputs.{constraint.kind}"
         try:
-            message = llguidance.LLMatcher.validate_grammar(_grammar(constraint), limits=_READING)
+            grammar = _grammar(constraint)
+            message = with_deep_stack(
+                lambda: llguidance.LLMatcher.validate_grammar(grammar.text, limits=_READING),
+                grammar.num_rules,
+            )
         except TooLargeError:
             message = "is too complex"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             message = str(error) or type(error).__name__
         if message:
-            text = message.strip()[:500].rstrip(".")
-            raise InvalidRequest(field, f"cannot be held: {text}.")
+            raise InvalidRequest(field, _refusal(message, is_whole=True))
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Compile the grammar. Raises `InvalidRequest` if the library cannot follow it."""
         try:
-            return Compiled(_grammar(constraint), self._tokenizer, self._ends, self._end_mask)
+            grammar = _grammar(constraint)
+            return with_deep_stack(
+                lambda: Compiled(grammar.text, self._tokenizer, self._ends, self._end_mask),
+                grammar.num_rules,
+            )
         except ValueError as error:
             field = f"structured_outputs.{constraint.kind}"
             raise InvalidRequest(field, _refusal(str(error))) from error
 
 
-def _refusal(message: str) -> str:
-    """Return the first line of the library's message; more of it shows its state."""
-    return "cannot be held: " + message.partition("\n")[0][:500].rstrip(".") + "."
+def _refusal(message: str, *, is_whole: bool = False) -> str:
+    """Return the text of a refusal; `is_whole`: with all lines, not only the first."""
+    if message.startswith(_PANIC):
+        message = "is too large"
+    text = message.strip() if is_whole else message.partition("\n")[0]
+    return f"cannot be held: {text[:500].rstrip('.')}."
 
 
 class Compiled:
@@ -210,14 +225,25 @@ class _Tokens:
         return ids
 
 
+class _Grammar(NamedTuple):
+    """A grammar in the library's form."""
+
+    text: str
+    num_rules: int
+    """Upper bound of its rules, terminals and definitions of schemas."""
+
+
 @lru_cache(maxsize=4)
-def _grammar(constraint: Constraint) -> str:
+def _grammar(constraint: Constraint) -> _Grammar:
     """Return the grammar of a constraint; `check` and `compile` share it."""
-    if constraint.kind == "grammar":
-        if "::=" in constraint.text:
-            raise ValueError("reads Lark grammars (with `:`), not EBNF with `::=`")
-        return str(llguidance.grammar_from("grammar", constraint.text))
-    return str(llguidance.grammar_from("lark", f"{_OPTIONS}\n{_lark(constraint)}"))
+    own = constraint.kind == "grammar"
+    text = constraint.text if own else f"{_OPTIONS}\n{_lark(constraint)}"
+    if own and "::=" in text:
+        raise ValueError("reads Lark grammars (with `:`), not EBNF with `::=`")
+    num_rules = text.count(":" if own else "\n")  # the compiler writes one to each line
+    if num_rules > _MAX_RULES:
+        raise ValueError(f"has more than {_MAX_RULES} rules")
+    return _Grammar(llguidance.grammar_from("grammar" if own else "lark", text), num_rules)
 
 
 def _lark(constraint: Constraint) -> str:
