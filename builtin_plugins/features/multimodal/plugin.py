@@ -52,7 +52,7 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
-    if not _may_read_items(config, registry):
+    if not _has_tower(config, registry):
         return []
     # Imported lazily for a fast start.
     from builtin_plugins.features.multimodal.processor_host import close_hosts
@@ -76,7 +76,12 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     return [MultimodalWorker(Settings.from_config(config), memory_owners(registry))]
 
 
-def _may_read_items(config: EngineConfig, registry: Registry) -> bool:
-    """Return whether the model's config describes a tower."""
+def _has_tower(config: EngineConfig, registry: Registry) -> bool:
+    """Return whether the model's spec has a tower; the scheduler's process has torch anyway."""
+    from core.models.layers.loading import read_model  # lazy: torch is slow to import
+
     source = registry.find_model(config.model.model, config)
-    return source is not None and any("vision" in name for name in dir(source.hf_config))
+    if source is None:
+        return False
+    spec, _ = read_model(config, source, registry)
+    return getattr(spec, "tower", None) is not None
