@@ -24,7 +24,7 @@ from builtin_plugins.routes.common.conversation import (
     merge_consecutive_roles,
 )
 from builtin_plugins.routes.common.fields import with_client_field
-from builtin_plugins.routes.common.media import image_source
+from builtin_plugins.routes.common.media_parts import image_source
 from builtin_plugins.routes.media import MediaSource
 from core.api import InvalidRequest
 

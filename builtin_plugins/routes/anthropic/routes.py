@@ -25,7 +25,7 @@ from builtin_plugins.routes.anthropic.reading import (
 from builtin_plugins.routes.anthropic.writing import MessageWriter
 from builtin_plugins.routes.common.body import client_name, reserve_bytes
 from builtin_plugins.routes.common.conversation import Conversation
-from builtin_plugins.routes.common.media import served_modalities
+from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.message_endpoint import MessageEndpoint
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline

@@ -17,7 +17,7 @@ from builtin_plugins.routes.cohere.fields import (
 )
 from builtin_plugins.routes.common.conversation import content_of, merge_consecutive_roles
 from builtin_plugins.routes.common.fields import with_client_field
-from builtin_plugins.routes.common.media import image_source
+from builtin_plugins.routes.common.media_parts import image_source
 from builtin_plugins.routes.media import MediaSource
 from core.api import InvalidRequest
 

@@ -25,7 +25,7 @@ from builtin_plugins.routes.common.fields import (
     feature_fields,
     sampling_fields,
 )
-from builtin_plugins.routes.common.media import served_modalities
+from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.pipeline import AnswerEncoder, ChatPipeline, PreparedChat
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import ModelChoice, choose_model, respond

@@ -25,7 +25,7 @@ from builtin_plugins.routes.common.conversation import (
     Event,
     TokenLogprobs,
 )
-from builtin_plugins.routes.common.media import (
+from builtin_plugins.routes.common.media_parts import (
     count_tokens,
     load_media,
     media_prompt,

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.common.media import load_media, media_prompt, read_media
+from builtin_plugins.routes.common.media_parts import load_media, media_prompt, read_media
 from builtin_plugins.routes.common.requests import now
 from builtin_plugins.routes.embeddings import encoding
 from builtin_plugins.routes.embeddings.fields import (

@@ -29,7 +29,7 @@ from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.event_runs import EventRun, EventRuns, event_number
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import with_client_field
-from builtin_plugins.routes.common.media import served_modalities
+from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.pipeline import ChatPipeline, ChoiceParser, PreparedChat
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from builtin_plugins.routes.common.media import IMAGE_PARTS
+from builtin_plugins.routes.common.media_parts import IMAGE_PARTS
 from builtin_plugins.routes.common.mending import (
     TEXT_PARTS,
     LeftOut,

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.api import plugin_faults
-from builtin_plugins.routes.common.media import IMAGE, served_modalities
+from builtin_plugins.routes.common.media_parts import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.playground.counters import NAME
 from core.api import EngineConfig, EngineError

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import ParsedBody
 from builtin_plugins.routes.common.conversation import encode_reasoning
 from builtin_plugins.routes.common.fields import EngineFields, ShortString
-from builtin_plugins.routes.common.media import served_modalities
+from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.responses.fields import OTHERS, Item, ResponsesFields
 from builtin_plugins.routes.responses.reading import new_id
 from builtin_plugins.routes.responses.responses import Responses

@@ -23,7 +23,7 @@ from builtin_plugins.routes.common.conversation import AnswerStarted, Conversati
 from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import feature_fields, sampling_fields
-from builtin_plugins.routes.common.media import served_modalities
+from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.pipeline import (
     ChatPipeline,
 )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, ParsedBody, client_name, read_request
-from builtin_plugins.routes.common.media import read_media
+from builtin_plugins.routes.common.media_parts import read_media
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.common.streams import while_connected
