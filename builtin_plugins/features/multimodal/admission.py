@@ -23,7 +23,7 @@ from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from builtin_plugins.routes.api import media_counters
-from core.api import EngineConfig, InvalidRequest, Registry, SamplingParams
+from core.api import EngineConfig, InvalidRequest, QueueFull, Registry, SamplingParams
 from core.api.execution import Span
 from core.api.features import AdmissionContext, PendingRequest, Unsupported
 from core.api.serving import Prompt, RenderedText
@@ -103,6 +103,8 @@ class MultimodalAdmission:
         # A message with large images takes milliseconds to encode.
         answer = await asyncio.wrap_future(await asyncio.to_thread(self._host.submit, message))
         try:
+            if answer.is_full:
+                raise QueueFull(f"{answer.error_field}: {answer.error}")
             if answer.error_field:
                 raise InvalidRequest(answer.error_field, answer.error)
             prompt = await asyncio.to_thread(self._read, request, answer)

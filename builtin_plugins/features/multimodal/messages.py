@@ -113,6 +113,8 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     error_field: str = ""
     """Field of the request that is at fault; empty: none."""
     error: str = ""
+    is_full: bool = False
+    """Whether the error is a lack of memory that other requests use: a retry may succeed."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

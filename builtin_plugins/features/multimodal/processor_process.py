@@ -20,7 +20,7 @@ from builtin_plugins.features.multimodal.messages import (
     RawItem,
     Ready,
 )
-from builtin_plugins.features.multimodal.store import TensorStore
+from builtin_plugins.features.multimodal.store import StoreFull, TensorStore
 from builtin_plugins.input_processors.api import ITEM, InputProcessor, ProcessedItem
 from core.api import EngineConfig, EngineError, InvalidRequest, ModelError
 from core.api.serving import RenderedText
@@ -34,6 +34,8 @@ DEFAULT: Final = "transformers"
 """Input processor of architectures without one of their own."""
 NICE: Final = 5
 """Priority below the engine's: images must not delay running answers."""
+SWEEP_S: Final = 60.0
+"""Interval in which an idle process releases what no request holds any more."""
 
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
@@ -47,7 +49,10 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     worker = ProcessorWorker(start.config, load_processor(start.config, registry), store)
     channel.send(Ready())
     while True:
-        request: Prepare = channel.receive()
+        request: Prepare | None = channel.receive(SWEEP_S)
+        if request is None:
+            store.sweep()
+            continue
         channel.send(Begun(request.number))
         channel.send(worker.answer(request))
 
@@ -80,6 +85,11 @@ class ProcessorWorker:
             return Prepared(request.number, error_field=error.field, error=_reason(error))
         except EngineError as error:
             return Prepared(request.number, error_field="multi_modal_data", error=str(error))
+        except StoreFull as error:
+            text = f"{error}; send the request again later."
+            return Prepared(
+                request.number, error_field="multi_modal_data", error=text, is_full=True
+            )
         except Exception as error:  # noqa: BLE001 - fails this request only
             traceback.print_exc(file=sys.stderr)
             text = f"cannot be processed ({type(error).__name__}); send another image."

@@ -23,6 +23,7 @@ from builtin_plugins.features.multimodal.messages import (
 )
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
+from core.api import PluginError, RequestFailed
 from core.api.execution import StepPlan
 from core.api.features import RunningRows
 
@@ -68,18 +69,24 @@ class EncoderScheduler:
     # --- requests
 
     def arrived(self, request: Any) -> None:
-        """Note the items of a request."""
+        """Note the items of a request. Raises `PluginError` if they have been released."""
         data = request.features.get(NAME)
         if data is None:
             return
         items = _decode(data)
+        if items.holder not in self._holders:
+            store = TensorStore(items.folder)
+            try:
+                store.adopt(items.holder)
+            except OSError as error:
+                failed = RequestFailed(
+                    "multi_modal_data: its items were released before the request arrived. Send "
+                    "it again."
+                )
+                raise PluginError(str(failed), NAME, failed) from error
+            self._holders[items.holder] = store, set()
         self._requests[request.request_id] = request, items
-        store, sequences = self._holders.setdefault(
-            items.holder, (TensorStore(items.folder), set())
-        )
-        if not sequences:
-            store.adopt(items.holder)
-        sequences.add(request.request_id)
+        self._holders[items.holder][1].add(request.request_id)
 
     def finished(self, request: Any) -> bool:
         """Forget the items of a request; release their tensors with its last sequence."""

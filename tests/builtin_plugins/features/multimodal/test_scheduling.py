@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from builtin_plugins.features.multimodal.messages import (
 from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
+from core.api import PluginError
 from core.step import Span
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 
@@ -33,10 +35,18 @@ def key_of(number: int) -> bytes:
     return bytes([number]) * 32
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a store."""
+    made = str(tmp_path_factory.mktemp("store"))
+    TensorStore(made).open()
+    return made
+
+
 class Batch:
     """An engine with requests that have items, and the encoder cache of a worker."""
 
-    def __init__(self, settings: Settings, folder: str = "/nowhere", **engine: Any) -> None:
+    def __init__(self, settings: Settings, folder: str, **engine: Any) -> None:
         self.half = EncoderScheduler(settings)
         self.engine = Engine(extensions=[self.half], budget=BUDGET, **engine)
         self.folder = folder
@@ -59,6 +69,9 @@ class Batch:
             items.append(RequestItem("image", key_of(number), number, [run]))
         prompt.append(3)
         message = RequestItems(self.folder, holder or name, items, look_ahead)
+        store = TensorStore(self.folder)
+        if message.holder not in store.holders():
+            store.hold(message.holder, [])
         self.items[name] = message
         spans = tuple(
             Span(run.start, run.length, "image.0", item.content_hash)
@@ -114,9 +127,14 @@ requests = st.lists(
 @settings(max_examples=60)
 @given(requests, st.booleans(), st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 2]))
 def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
-    parts: list[list[tuple[int, int]]], look_ahead: bool, cache: int, step: int, depth: int
+    folder: str,
+    parts: list[list[tuple[int, int]]],
+    look_ahead: bool,
+    cache: int,
+    step: int,
+    depth: int,
 ) -> None:
-    batch = Batch(limits(cache, step), depth=depth, max_model_len=80, num_blocks=48)
+    batch = Batch(limits(cache, step), folder, depth=depth, max_model_len=80, num_blocks=48)
     for number, each in enumerate(parts):
         batch.add(f"r{number}", each, look_ahead=look_ahead)
     batch.run()
@@ -125,8 +143,8 @@ def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     assert batch.half.counters.encoded == len(batch.encoded)
 
 
-def test_equal_items_are_encoded_once_and_prefix_hits_never() -> None:
-    batch = Batch(limits())
+def test_equal_items_are_encoded_once_and_prefix_hits_never(folder: str) -> None:
+    batch = Batch(limits(), folder)
     batch.add("a", [(3, 8), (2, 5)])
     batch.add("b", [(3, 8), (2, 5)])
     batch.run()
@@ -135,8 +153,8 @@ def test_equal_items_are_encoded_once_and_prefix_hits_never() -> None:
     assert sorted(batch.encoded) == [key_of(5), key_of(8)]
 
 
-def test_an_evicted_item_is_encoded_once_more() -> None:
-    batch = Batch(limits(cache_tokens=8), prefix_caching=False)
+def test_an_evicted_item_is_encoded_once_more(folder: str) -> None:
+    batch = Batch(limits(cache_tokens=8), folder, prefix_caching=False)
     for number, name in ((8, "a"), (7, "b"), (8, "c")):
         batch.add(name, [(2, number)])
         batch.run()
@@ -160,8 +178,8 @@ def test_rows_without_such_a_span_are_not_limited_when_others_limit_theirs() -> 
     assert list(engine.finished) == ["text"]
 
 
-def test_a_span_longer_than_mixed_steps_pauses_decode_rows() -> None:
-    batch = Batch(limits(), max_mixed_prefill_tokens=6, max_model_len=64)
+def test_a_span_longer_than_mixed_steps_pauses_decode_rows(folder: str) -> None:
+    batch = Batch(limits(), folder, max_mixed_prefill_tokens=6, max_model_len=64)
     batch.engine.add("text", [1, 2, 3], 40, eos_token_ids=())
     batch.items["text"] = RequestItems("", "", [])
     batch.engine.step()
@@ -175,7 +193,6 @@ def test_a_span_longer_than_mixed_steps_pauses_decode_rows() -> None:
 def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> None:
     store = TensorStore(str(tmp_path))
     store.open()
-    store.hold("both", [])
     batch = Batch(limits(), folder=str(tmp_path))
     batch.add("a#0", [(2, 4)], holder="both")
     batch.add("a#1", [(2, 4)], holder="both")
@@ -183,3 +200,15 @@ def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> 
     assert list(store.holders()) == ["both"]
     batch.run()
     assert list(store.holders()) == []
+
+
+def test_request_with_released_items_fails_alone(folder: str) -> None:
+    batch = Batch(limits(), folder)
+    message = RequestItems(folder, "released", [])
+    features = {NAME: msgspec.msgpack.encode(message)}
+    with pytest.raises(PluginError, match="released before the request arrived") as failure:
+        batch.engine.add("late", [1, 2, 3], 3, eos_token_ids=(), features=features)
+    assert not failure.value.is_fault
+    batch.add("good", [(2, 4)])
+    batch.run()
+    assert list(batch.engine.finished) == ["good"]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from builtin_plugins.features.multimodal import store as store_module
-from builtin_plugins.features.multimodal.store import TensorStore, make_folder, remove_folder
+from builtin_plugins.features.multimodal.store import (
+    StoreFull,
+    TensorStore,
+    make_folder,
+    remove_folder,
+)
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 SIZE = 1000
@@ -85,8 +95,17 @@ def test_folders_of_ended_processes_are_removed(
     assert other.exists()
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Monotonic and wall time of the store, in seconds."""
+    found = SimpleNamespace(monotonic_s=1000.0, wall_s=1e9)
+    monkeypatch.setattr("time.monotonic", lambda: found.monotonic_s)
+    monkeypatch.setattr("time.time", lambda: found.wall_s)
+    return found
+
+
 def test_items_of_refused_requests_are_released_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SimpleNamespace
 ) -> None:
     store = opened(tmp_path, 9)
     store.write(KEYS[0], tensors(0), {})
@@ -95,9 +114,93 @@ def test_items_of_refused_requests_are_released_in_time(
     store.adopt("runs")
     store.sweep()
     assert sorted(store.holders()) == ["refused", "runs"]
-    monkeypatch.setattr(store_module, "MAX_PENDING_S", -1.0)
+    clock.monotonic_s += store_module.MAX_PENDING_S + 1
     store.sweep()
     assert list(store.holders()) == ["runs"]
+
+
+@pytest.mark.parametrize("jump_s", [-36_000.0, 36_000.0])
+def test_jumps_of_the_wall_clock_release_and_retain_nothing(
+    tmp_path: Path, clock: SimpleNamespace, jump_s: float
+) -> None:
+    store = opened(tmp_path, 9)
+    store.hold("pending", [])
+    past = time.time_ns() - int(jump_s * 10**9)
+    os.utime(tmp_path / store_module.PENDING / "pending", ns=(past, past))
+    clock.wall_s += jump_s
+    store.sweep()
+    assert list(store.holders()) == ["pending"]
+    new = opened(tmp_path, 9)  # the process was killed
+    new.sweep()
+    clock.monotonic_s += store_module.MAX_PENDING_S - 1
+    new.sweep()
+    assert list(new.holders()) == ["pending"]
+    clock.monotonic_s += 2
+    new.sweep()
+    assert list(new.holders()) == []
+
+
+def test_items_of_an_engine_that_died_stay_for_the_next_one(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, 9)
+    store.write(KEYS[0], tensors(0), {})
+    for name in ("continues", "given up"):
+        store.hold(name, KEYS[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: 2**22 + 1)  # no process has this id
+            store.adopt(name)
+    store.sweep()
+    clock.monotonic_s += store_module.MAX_PENDING_S - 1
+    store.sweep()
+    store.adopt("continues")
+    clock.monotonic_s += 2
+    store.sweep()
+    assert list(store.holders()) == ["continues"]
+    assert store.read("continues", KEYS[0])["grid"].tolist() == [[1, 2, 0]]
+
+
+def test_pending_items_are_bounded_in_bytes(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, 1)
+    monkeypatch.setattr(store_module, "MAX_PENDING_BYTES", 10 * SIZE)
+    for number in (0, 1):  # with the others' items they have 8 * SIZE bytes and headers
+        store.write(KEYS[number], tensors(number), {})
+        store.hold(f"pending {number}", [KEYS[number]])
+        store.hold(f"same {number}", [KEYS[number]])
+        clock.monotonic_s += 1
+    store.hold("runs", KEYS[1:2])
+    store.adopt("runs")
+    store.write(KEYS[2], tensors(2), {})
+    with pytest.raises(StoreFull, match="have not started"):
+        store.hold("new", [KEYS[2]])
+    assert sorted(store.holders()) == ["pending 0", "pending 1", "runs", "same 0", "same 1"]
+    clock.monotonic_s += store_module.MIN_PENDING_S - 1
+    store.hold("new", [KEYS[2]])
+    assert sorted(store.holders()) == ["new", "pending 1", "runs", "same 1"]
+
+
+def test_a_released_item_cannot_be_adopted(tmp_path: Path) -> None:
+    store = opened(tmp_path, 9)
+    store.hold("released", [])
+    store.release("released")
+    with pytest.raises(OSError, match="No such file"):
+        store.adopt("released")
+
+
+def test_full_shared_memory_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tensors: Any, path: Path, facts: Any) -> None:
+        path.write_bytes(b"a part")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    store = opened(tmp_path, 9)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(StoreFull, match="is full"):
+        store.write(KEYS[0], tensors(0), {})
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_held_items_outlive_their_writer_while_their_engine_lives(
