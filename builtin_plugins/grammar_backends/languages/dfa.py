@@ -11,6 +11,8 @@ from builtin_plugins.grammar_backends.languages.code_points import ALL, Ranges
 
 MAX_STATES: Final = 12_000
 """Maximum number of states of an automaton under construction."""
+MAX_EDGES: Final = 2_000_000
+"""Maximum number of its states times the classes of its alphabet: about a second."""
 _MAX_MINIMIZED: Final = 600
 _EDGES: Final = (0, 0xD800, 0xE000)
 NO_CLASS: Final = -1
@@ -20,10 +22,12 @@ State = TypeVar("State", bound=Hashable)
 
 
 class TooComplexError(Exception):
-    """An automaton exceeds `MAX_STATES`."""
+    """An automaton exceeds `MAX_STATES` or `MAX_EDGES`."""
 
     def __init__(self) -> None:
-        super().__init__(f"needs an automaton of more than {MAX_STATES} states")
+        super().__init__(
+            f"needs an automaton of more than {MAX_STATES} states or {MAX_EDGES} edges"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +250,7 @@ def explore(
             if number is None:
                 number = numbers[after] = len(order)
                 order.append(after)
-                if number >= MAX_STATES:
+                if number >= MAX_STATES or number * alphabet.size > MAX_EDGES:
                     raise TooComplexError
             row.append(number)
         steps.append(tuple(row))
@@ -326,6 +330,8 @@ def of_texts(texts: Iterable[str]) -> Dfa:
             state = after
         accepting.add(state)
     alphabet = alphabet_of(((code, code),) for row in edges for code in row)
+    if len(edges) * alphabet.size > MAX_EDGES:
+        raise TooComplexError
     dead = len(edges)
     steps = []
     for row in edges:

@@ -7,10 +7,13 @@ problem.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from builtin_plugins.grammar_backends.schema_compiler.document import (
+    CompileTimeError,
     Document,
     TooManyAlternativesError,
     UnsupportedSchemaError,
@@ -39,12 +42,16 @@ MAX_WORK: Final = 200_000
 class Alternatives:
     """The facts of all schemas of one document."""
 
-    def __init__(self, document: Document, *, is_disjoint: bool = False) -> None:
-        """`is_disjoint`: the alternatives of a negation exclude each other.
+    def __init__(
+        self, document: Document, end_s: float = math.inf, *, is_disjoint: bool = False
+    ) -> None:
+        """`end_s`: CPU time of this thread at which the compilation is stopped.
 
-        They are larger, but fewer of their combinations have values.
+        `is_disjoint`: the alternatives of a negation exclude each other. They are larger, but
+        fewer of their combinations have values.
         """
         self.document = document
+        self._end_s = end_s
         self.is_disjoint = is_disjoint
         self._schemas: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -124,8 +131,14 @@ class Alternatives:
             raise TooManyAlternativesError("schema", "has too many combinations of alternatives")
         return found
 
+    def check_time(self) -> None:
+        """Raise `CompileTimeError` if the time is over."""
+        if time.thread_time() > self._end_s:
+            raise CompileTimeError
+
     def spend(self, a: Any, b: Any) -> None:
         """Count the work of a merge."""
+        self.check_time()
         self._work += 1
         if isinstance(a, Objects):
             required = len(a.required) + len(b.required)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from typing import Any
 
 from builtin_plugins.grammar_backends.languages.dfa import TooComplexError
@@ -27,21 +29,30 @@ from builtin_plugins.grammar_backends.schema_compiler.value_rules import ValueRu
 class SchemaCompiler:
     """Writes the rules of schemas into one grammar."""
 
-    def __init__(self, layout: Layout, *, closes: bool) -> None:
-        """`closes`: objects have only the properties that their schemas name or describe."""
+    def __init__(self, layout: Layout, *, closes: bool, max_cpu_s: float = math.inf) -> None:
+        """`closes`: objects have only the properties that their schemas name or describe.
+
+        `max_cpu_s`: CPU time of this thread for each schema.
+        """
         self.terminals = Terminals()
         self.rules = Rules()
         self._layout = layout
         self._closes = closes
+        self._max_cpu_s = max_cpu_s
 
     def add(self, schema: Any) -> Rule:
-        """Add a schema and return its rule. Raises `UnsupportedSchemaError`."""
+        """Add a schema and return its rule.
+
+        Raises `UnsupportedSchemaError`, and `CompileTimeError` after about the CPU time: one
+        automaton may exceed it by two seconds.
+        """
+        end_s = time.thread_time() + self._max_cpu_s
         try:
             document = Document(schema)
             try:
-                return self._added(Alternatives(document), schema)
+                return self._added(Alternatives(document, end_s), schema)
             except TooManyAlternativesError:
-                return self._added(Alternatives(document, is_disjoint=True), schema)
+                return self._added(Alternatives(document, end_s, is_disjoint=True), schema)
         except (RegexError, TooComplexError) as error:
             raise UnsupportedSchemaError("pattern", str(error)) from error
         except (TooManyRulesError, RecursionError) as error:
@@ -67,9 +78,14 @@ class SchemaCompiler:
         return "\n".join([f"start: {root.name}", *self.lines(root), *self.terminals.lines])
 
 
-def compile_schema(schema: Any, layout: Layout = FLEXIBLE, *, closes: bool = True) -> str:
-    """Return the grammar of a schema's valid texts. Raises `UnsupportedSchemaError`."""
-    compiler = SchemaCompiler(layout, closes=closes)
+def compile_schema(
+    schema: Any, layout: Layout = FLEXIBLE, *, closes: bool = True, max_cpu_s: float = math.inf
+) -> str:
+    """Return the grammar of a schema's valid texts.
+
+    Raises `UnsupportedSchemaError`, and `CompileTimeError` beyond the CPU time.
+    """
+    compiler = SchemaCompiler(layout, closes=closes, max_cpu_s=max_cpu_s)
     return compiler.grammar(compiler.add(schema))
 
 
@@ -86,6 +102,7 @@ class _Writer:
         """Return the rule of a goal's values, with all rules that it uses."""
         rule = self._values.rule(goal)
         while self._values.pending:
+            self._known.check_time()
             part, part_rule = self._values.pending.pop()
             try:
                 self._write(part, part_rule)

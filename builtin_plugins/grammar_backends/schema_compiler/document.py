@@ -68,6 +68,10 @@ class TooManyAlternativesError(UnsupportedSchemaError):
     """A schema has too many combinations of alternatives."""
 
 
+class CompileTimeError(Exception):
+    """The compilation of a schema takes more CPU time than allowed."""
+
+
 class UncheckedError(Exception):
     """A value cannot be checked: it takes too much work, or the schema cannot be evaluated."""
 

@@ -8,7 +8,10 @@ from copy import deepcopy
 from typing import Any, Final
 
 from builtin_plugins.grammar_backends.schema_compiler.compiler import compile_schema
-from builtin_plugins.grammar_backends.schema_compiler.document import UnsupportedSchemaError
+from builtin_plugins.grammar_backends.schema_compiler.document import (
+    CompileTimeError,
+    UnsupportedSchemaError,
+)
 
 _MAX_REMOVED: Final = 16
 """Maximum number of keywords to leave out one by one; beyond that, any object is allowed."""
@@ -34,18 +37,18 @@ class CompileBudget:
         self._used_s = 0.0
 
     def compile(self, schema: Any) -> None:
-        """Compile a schema; the last one may exceed the CPU time.
+        """Compile a schema.
 
         Raises `UnsupportedSchemaError`, and `BudgetError` once the budget is used up.
         """
         if self._num_compiled == self._count:
             raise BudgetError(f"schemas that need over {self._count} compilations")
-        if self._used_s >= self._cpu_s:
-            raise BudgetError(f"schemas that compile for over {self._cpu_s:g} s")
         self._num_compiled += 1
         start_s = time.thread_time()
         try:
-            compile_schema(schema)
+            compile_schema(schema, max_cpu_s=self._cpu_s - self._used_s)
+        except CompileTimeError as error:
+            raise BudgetError(f"schemas that compile for over {self._cpu_s:g} s") from error
         finally:
             self._used_s += time.thread_time() - start_s
 
