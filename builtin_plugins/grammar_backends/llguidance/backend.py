@@ -162,7 +162,9 @@ class State:
         if self._masked is not None and not self._masked[token // 32] >> token % 32 & 1:
             return False
         self._masked = None
-        return bool(self._matcher.consume_token(token))
+        is_taken = bool(self._matcher.consume_token(token))
+        self._check()
+        return is_taken
 
     def rollback(self, k: int) -> None:
         """Undo the last `k` tokens."""

@@ -84,6 +84,8 @@ class State:
         if what in ("slow", "sticky"):
             work(amount)
         if self.count >= 3:
+            if what == "tires":
+                raise InvalidRequest("structured_outputs", "cannot be held: too many states.")
             if what in ("stuck", "sticky"):
                 work(3600.0)
             if what == "crash":

@@ -87,6 +87,18 @@ def test_masks_over_output_budget_fail_answer_and_stream(
         list(stream)
 
 
+def test_refusal_within_an_output_fails_answer_and_stream(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="too many states") as raised:
+        complete(client, "tires")
+    assert raised.value.param == "structured_outputs.regex"
+    stream = complete(client, "tires", stream=True)
+    assert isinstance(stream, openai.Stream)
+    assert [next(stream).choices[0].text for _ in "abc"] == [*"abc"]
+    with pytest.raises(openai.APIError, match="cannot be held: too many states"):
+        list(stream)
+    complete(client, "quick")
+
+
 def test_api_process_loads_neither_torch_nor_a_grammar_library() -> None:
     others = set(children(os.getpid()))
     with served("scripted:", "--max-model-len", "512", f"{CONFIG}warm_up", "true") as client:
