@@ -128,7 +128,7 @@ class JinjaRenderer:
             final = ""
             if continue_final_message:
                 chat, final = _mark_final(chat)
-            prompt = joined(compiled.template.generate(messages=chat, **prompt_fields))
+            prompt = _render(compiled.template, {"messages": chat, **prompt_fields})
             return _cut_final(prompt, final) if continue_final_message else prompt
 
         has_developer = "developer" in text
@@ -225,6 +225,22 @@ class JinjaRenderer:
         optimize(tree, self._environment)  # joins the parts of constant texts
         marks = TemplateMarks(self._control, tree)
         return CompiledTemplate(self._environment.from_string(tree), reads_parts, marks)
+
+
+def _render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """Return the text of a template.
+
+    A template with macros is in a reference cycle with its context, which would hold the messages
+    until the garbage collector finds it.
+    """
+    context = template.new_context(dict(variables))
+    try:
+        return joined(template.root_render_func(context))
+    except Exception:  # noqa: BLE001 - raised again, with the template's lines
+        template.environment.handle_exception()
+    finally:
+        context.parent.clear()
+        context.vars.clear()
 
 
 def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict[str, str]:

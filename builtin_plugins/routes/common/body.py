@@ -23,7 +23,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from builtin_plugins.chat_renderers.api import json_without_lone_surrogates
-from builtin_plugins.routes.common.json_limits import LARGE_BYTES, check_json_size, limits_for
+from builtin_plugins.routes.common.json_limits import (
+    LARGE_BYTES,
+    check_json_size,
+    decoded_bytes,
+    limits_for,
+)
 from builtin_plugins.routes.common.mending import LeftOut, Mend
 from core.api import InvalidRequest
 from core.api.concurrency import FairSemaphore
@@ -31,6 +36,7 @@ from core.api.concurrency import FairSemaphore
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
 MAX_CONTEXTS = 8
 """Largest number of token ids in one request, in multiples of the context length."""
@@ -90,21 +96,44 @@ async def read_request(
     `others` are known fields that the struct lacks. `num_tokens` is the largest number of token ids
     the body may hold. `mend` mends the history in the body; media of `modalities` stay in it.
     """
+
+    def parse(value: Any) -> ParsedBody[T]:
+        left_out = LeftOut(modalities)
+        return parse_body(value, struct, others, strict=strict, mend=mend, left_out=left_out)
+
+    return await _read_values(request, parse, num_tokens)
+
+
+async def read_json(request: Request, *, num_tokens: int = 0) -> Any:
+    """Return the JSON value of the body. Raises `InvalidRequest`.
+
+    `num_tokens` is the largest number of token ids the body may hold.
+    """
+    return await _read_values(request, lambda value: value, num_tokens)
+
+
+async def _read_values(request: Request, parse: Callable[[Any], R], num_tokens: int) -> R:
+    """Return the parsed values of the body, the memory of which counts as in flight."""
     body = await read_body(request)
 
-    def read() -> ParsedBody[T]:
-        left_out = LeftOut(modalities)
-        return parse_body(
-            decode_json(body), struct, others, strict=strict, mend=mend, left_out=left_out
-        )
+    def read() -> tuple[R, int]:
+        value = decode_json(body)
+        size = decoded_bytes(value) - len(body)
+        return parse(value), size
 
+    state = request.scope.get("state", {})
+    reserve: Callable[[int], None] = state.get("reserve_values") or (lambda num_bytes: None)
     if len(body) <= LARGE_BYTES:
-        return read()
+        parsed, size = read()
+        reserve(size)
+        return parsed
     # Large bodies are parsed one at a time, round-robin by client: parsing holds the interpreter.
-    parsing: FairSemaphore = request.scope.get("state", {}).get("body_parsing") or FairSemaphore(1)
+    parsing: FairSemaphore = state.get("body_parsing") or FairSemaphore(1)
     async with parsing.slot(client_name(request)):
         await check_json_size(body, limits_for(num_tokens))
-        return await asyncio.to_thread(read)
+        parsed, size = await asyncio.to_thread(read)
+        reserve(size)
+    return parsed
 
 
 def client_name(request: Request) -> str:

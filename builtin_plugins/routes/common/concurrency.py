@@ -20,16 +20,23 @@ async def gather_bounded(
     running: set[asyncio.Task[T]] = set()
     try:
         for each in work:
-            task = asyncio.ensure_future(each)
-            tasks.append(task)
-            running.add(task)
+            tasks.append(asyncio.ensure_future(each))
+            running.add(tasks[-1])
             await asyncio.sleep(0)  # starting a thousand at once would delay every other stream
             while limit is not None and len(running) >= limit:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for ended in done:
-                    ended.result()
+                await asyncio.gather(*done)
+                done.clear()
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
+        # An exception holds this frame: a task that holds the exception would be a reference cycle.
+        tasks.clear()
+        running.clear()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

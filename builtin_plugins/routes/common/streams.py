@@ -193,6 +193,8 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+        # An exception holds this frame: a task that holds the exception would be a reference cycle.
+        del task, gone
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.common.body import decode_json, read_body, release_body
+from builtin_plugins.routes.common.body import read_json, release_body
 from builtin_plugins.routes.common.concurrency import gather_bounded
 from builtin_plugins.routes.common.streams import while_connected
 from builtin_plugins.routes.common.sub_requests import sub_request
@@ -34,7 +34,7 @@ class ChatBatch:
 
     async def create(self, request: Request) -> Response:
         """Answer several conversations; one choice each, in order."""
-        fields = decode_json(await read_body(request))
+        fields = await read_json(request)
         conversations = _conversations(fields)
         work = (
             self._answer(request, {**fields, FIELD: conversation}, i)

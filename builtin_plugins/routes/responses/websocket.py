@@ -105,6 +105,7 @@ class ResponseSocket:
             previous = fields.get("previous_response_id")
             request = sub_request(websocket, {**fields, "stream": True}, reservation.release)
             request.scope["state"]["reserve_bytes"] = reservation.announce
+            request.scope["state"]["reserve_values"] = reservation.announce_values
             stream = await self._responses.create(request, session)
             failed = await _send_events(websocket, stream)
         except Exception as error:  # noqa: BLE001 - every exception becomes a message

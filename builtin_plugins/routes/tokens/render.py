@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from builtin_plugins.routes.common.body import decode_json, read_body, release_body
+from builtin_plugins.routes.common.body import MAX_CONTEXTS, read_json, release_body
 from builtin_plugins.routes.common.event_runs import EventRuns
 from builtin_plugins.routes.common.fields import SAMPLING_FIELDS
 from builtin_plugins.routes.common.output_formats import OutputFormats
@@ -129,14 +129,14 @@ class RenderRoutes:
     async def _render(
         self, request: Request, endpoint: Endpoint, engine: _RecordingEngine
     ) -> list[dict[str, Any]]:
-        fields = decode_json(await read_body(request))
+        fields = await read_json(request, num_tokens=MAX_CONTEXTS * self._engine.max_model_len)
         if not isinstance(fields, dict):
             raise InvalidRequest("body", "must be an object.")
         if fields.get("use_beam_search"):
             raise InvalidRequest("use_beam_search", "is not rendered: it asks the engine again.")
-        release_body(request)
         with suppress(_Rendered):
             await while_connected(request, endpoint(sub_request(request, fields)))
+        release_body(request)
         more = {name: fields[name] for name in ("model", "stream_options") if fields.get(name)}
         more["stream"] = bool(fields.get("stream"))
         return [{**rendered, **more} for rendered in engine.requests]

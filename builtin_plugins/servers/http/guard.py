@@ -96,6 +96,7 @@ class Guard:
         reservation = self._body_limiter.open(self._name(scope))
         scope["state"]["release_body"] = reservation.release
         scope["state"]["reserve_bytes"] = reservation.announce
+        scope["state"]["reserve_values"] = reservation.announce_values
         scope["state"]["body_parsing"] = self._body_parsing
         scope["state"]["sse_keep_alive_s"] = self._limits.sse_keep_alive_s
         scope["state"]["describe"] = partial(self._describe, scope)
@@ -130,10 +131,9 @@ class Guard:
                 "code": "draining",
             }
             await answer.fail(describe(HTTPException(503, detail)))
-        except Refused as refused:
-            await answer.fail(refused.answer)
         except Exception as error:  # noqa: BLE001 - every exception becomes an answer
             described = self._describe(scope, error)
+            forget_frames(error)
             if described.status == 405:  # the router knows only one of a path's routes
                 allowed = self._methods.get(self._template_of(scope["path"]), "")
                 headers = {**described.headers, "Allow": allowed}
@@ -317,6 +317,18 @@ class _Answer:
         else:
             # uvicorn then closes the connection
             raise RuntimeError(f"an answer broke off: {answer.message}")
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an exception and of those it comes from.
+
+    They are in reference cycles with the frames of the request, and its body would stay in memory
+    until the garbage collector finds them.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        forget_frames(error.__cause__)
+        error = error.__context__
 
 
 def _announced(scope: Scope) -> int:

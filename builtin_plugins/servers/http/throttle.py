@@ -22,6 +22,11 @@ class BodyLimiter:
         self.num_bytes = 0
         """Number of bytes in flight."""
 
+    @property
+    def client_bytes(self) -> int:
+        """Largest number of bytes in flight of one client."""
+        return self._limits.client_bytes
+
     def open(self, client: str) -> BodyReservation:
         """Return the reservation of a new request, without bytes."""
         return BodyReservation(self, client)
@@ -56,9 +61,16 @@ class BodyReservation:
 
     def announce(self, num_bytes: int) -> None:
         """Reserve the announced length of a body. Raises `Refused`."""
-        if num_bytes:
+        if num_bytes > 0:
             self._limiter.reserve(self._client, num_bytes)
             self._reserved += num_bytes
+
+    def announce_values(self, num_bytes: int) -> None:
+        """Reserve the memory that the body's values take in addition to its text.
+
+        Up to what one client may have, so that a request alone is never refused. Raises `Refused`.
+        """
+        self.announce(min(num_bytes, self._limiter.client_bytes - self._reserved))
 
     def receive(self, num_bytes: int) -> None:
         """Count received bytes, and reserve those that were not announced. Raises `Refused`."""

@@ -58,6 +58,7 @@ class FairThreadPool:
             return await asyncio.wrap_future(job)
         finally:
             cancelled.set()
+            del job  # its exception holds this frame: a reference cycle
 
     @property
     def num_waiting(self) -> int:
