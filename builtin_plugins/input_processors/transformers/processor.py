@@ -14,7 +14,8 @@ import transformers
 from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
 from builtin_plugins.input_processors.expansion import expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.loading import load_processor
-from core.api import EngineConfig, InvalidRequest
+from builtin_plugins.input_processors.transformers.settings import PATCHES, check_settings
+from core.api import EngineConfig, InvalidRequest, ModelError
 from core.api.models import ModelSource
 from core.api.serving import RenderedText
 
@@ -24,8 +25,17 @@ class TransformersProcessor:
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
         self._processor = load_processor(source)
+        image_processor = self._processor.image_processor
+        stated = image_processor.to_dict()
+        check_settings(stated)
+        check_settings({name: getattr(self._processor, name, None) for name in PATCHES})
         tokenizer = self._processor.tokenizer
         placeholder = self._processor.image_token
+        if not isinstance(placeholder, str) or not placeholder:
+            raise ModelError(
+                f"processor_config.json: image_token: got {placeholder!r:.80}; expected a text. "
+                "Restore the original file."
+            )
         self.placeholders: Mapping[str, str] = {"image": placeholder}
         self._image_token_ids = {
             token for token in self._processor.image_token_ids if token is not None
@@ -33,9 +43,8 @@ class TransformersProcessor:
         self._tokenizer = tokenizer
         texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        image_processor = self._processor.image_processor
         self._kwargs = frozenset(_keyword_names(image_processor))
-        settings = json.dumps(image_processor.to_dict(), sort_keys=True, default=repr)
+        settings = json.dumps(stated, sort_keys=True, default=repr)
         name = f"{type(self._processor).__name__}.{type(image_processor).__name__}"
         self.identity = f"{name} {transformers.__version__} {settings}"
 

@@ -48,6 +48,12 @@ class Fp8(_Floats):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
+        activations = config.get("activation_scheme", "dynamic")
+        if activations not in ("dynamic", "static"):
+            raise ModelError(
+                f"quantization_config: activation_scheme: got {activations!r:.80}; expected "
+                "'dynamic' or 'static'. Restore the original config."
+            )
         block = config.get("weight_block_size")
         if block is not None and not is_block_shape(block):
             raise ModelError(

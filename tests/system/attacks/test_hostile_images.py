@@ -17,7 +17,7 @@ from tests.builtin_plugins.features.multimodal.media.pictures import (
     hostile_files,
     picture,
 )
-from tests.builtin_plugins.models.vision import checkpoints
+from tests.builtin_plugins.models.vision.checkpoints.llava import llava
 from tests.system.attacks.corpus_files import Request
 from tests.system.attacks.server_under_test import (
     Answer,
@@ -53,7 +53,7 @@ INNER = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
     folder = tmp_path_factory.mktemp("llava")
-    checkpoints.llava(folder)
+    llava(folder)
     flags = ("--max-model-len", "256", "--kv-cache-memory-bytes", "16M")
     sources = ("--allowed-media-domains", "*", "--media-fetch-timeout", "2")
     with start_server(str(folder), *flags, *sources) as running:

@@ -7,15 +7,17 @@ thread.
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import builtin_plugins
 from core import LLM, AsyncLLM, RequestOutput, SamplingParams
-from core.api import InvalidRequest, LoRARequest, RequestFailed
+from core.api import EngineConfig, InvalidRequest, LoRARequest, RequestFailed
 from tests.system.hostile_files.kv_folders import DAMAGES
 
 for module in pkgutil.walk_packages(builtin_plugins.__path__, "builtin_plugins."):
@@ -115,6 +117,23 @@ def _serve(folder: Path, options: Mapping[str, Any], *calls: tuple[str, Any]) ->
         api.close()
     if refusal is not None:
         raise refusal
+
+
+def image_processor(folder: Path, options: Mapping[str, Any]) -> None:
+    """Load the image processor of a checkpoint, and process a picture, in this process."""
+    from PIL import Image
+
+    from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
+
+    config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
+    source: Any = SimpleNamespace(path=str(folder), hf_config=config)
+    processor = TransformersProcessor(source, EngineConfig(options=dict(options)))
+    try:
+        item = processor.process("image", Image.new("RGB", (40, 30), "red"), {})
+    finally:
+        assert not Path("ran").exists()
+    assert item.num_tokens > 0
+    assert all(bool(tensor.isfinite().all()) for tensor in item.tensors.values())
 
 
 def kv_folder(folder: Path, options: Mapping[str, Any]) -> None:

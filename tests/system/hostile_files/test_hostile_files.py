@@ -19,6 +19,7 @@ from tests.system.hostile_files import (
     adapters,
     checkpoint_configs,
     generation,
+    image_processors,
     kv_folders,
     quantization,
     templates,
@@ -39,6 +40,7 @@ CORPUS: list[HostileFile] = [
     *quantization.CORPUS,
     *adapters.CORPUS,
     *kv_folders.CORPUS,
+    *image_processors.CORPUS,
 ]
 MAX_MESSAGE_CHARS = 4000
 EVERY = 10
@@ -78,6 +80,8 @@ def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_hostile_file_is_refused_by_name_or_served(
     hostile: HostileFile, good_model: Path, tmp_path: Path
 ) -> None:
+    if hostile.way == image_processors.WAY:
+        pytest.importorskip("PIL", reason="Pillow is not installed")
     folder = shutil.copytree(good_model, tmp_path / "model")
     hostile.write(folder / hostile.part)
     outcome = load(hostile.way, folder, dict(hostile.options))

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.builtin_plugins.features.multimodal.media.pictures import data_url, picture
-from tests.builtin_plugins.models.vision import checkpoints
+from tests.builtin_plugins.models.vision.checkpoints.llava import llava
 from tests.served import served
 from tests.timeouts import TIMEOUT_S
 
@@ -57,7 +57,7 @@ def pictures_url(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[openai.OpenAI]:
     checkpoint = tmp_path_factory.mktemp("llava")
-    checkpoints.llava(checkpoint)
+    llava(checkpoint)
     sizes = ("--max-model-len", "256", "--kv-cache-memory-bytes", "16M", "--num-threads", "1")
     sources = ("--allowed-media-domains", "127.0.0.1", "--allowed-local-media-path", str(folder))
     with served(str(checkpoint), *sizes, *sources, "--log-level", "error") as client:
