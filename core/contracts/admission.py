@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from core.types.pooling import PoolingParams
     from core.types.prompts import Prompt
 
+Messages = Sequence[Mapping[str, Any]]
+ReadMessages = tuple[Messages, Mapping[str, Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
@@ -115,6 +118,13 @@ class AdmissionExtension(Protocol):
         """Return whether `prepare` must run. Must be quick.
 
         Default: the request sets a name that the extension reads.
+        """
+
+    def read_messages(self, messages: Messages) -> ReadMessages:
+        """Read an offline conversation.
+
+        Returns messages for the renderer, and
+        prompt keys for all else.
         """
 
     def prepare(self, request: PendingRequest) -> PendingRequest | Awaitable[PendingRequest]:

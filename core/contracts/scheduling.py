@@ -87,7 +87,7 @@ class SchedulerExtension(Protocol):
 
     `request` is the scheduler's record. Extensions may read `request_id`, `sampling`,
     `features`, `prompt_len`, `num_tokens`, `tokens`, `row` (-1: none), `state`, `rank`,
-    `planned`, `num_preemptions`, `keys`, `tables`, `num_published`, and `source`, the
+    `planned`, `last_step`, `num_preemptions`, `keys`, `tables`, `num_published`, and `source`, the
     original `EngineRequest`. Bytes in `request.feature_outputs`, by feature, reach the
     admission half (`RequestDelta.features`), at the request's end at the latest.
 

@@ -69,7 +69,8 @@ class ChatRenderer(Protocol):
     Constructed with (tokenizer, source, config). A renderer may also have
     `template_names(chat_template=None, has_tools=False)`, which returns the arguments
     that a template reads and the texts that it compares: arguments that it does not
-    read are reported to clients.
+    read are reported to clients. `render` may take
+    `chat_template_content_format`.
     """
 
     def render(

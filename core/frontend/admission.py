@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from core.contracts.admission import PendingRequest
+from core.contracts.admission import Messages, PendingRequest
 from core.contracts.sampling import LogitsProcessor
 from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest, prompt_too_long
@@ -88,6 +88,7 @@ class Admission:
         self._preparations = tuple(p.prepare for p in self._processors if hasattr(p, "prepare"))
         listed = [each for _, each in extensions]
         self._extensions = tuple(each for each in listed if hasattr(each, "affects"))
+        self._readers = [each.read_messages for each in listed if hasattr(each, "read_messages")]
         with_params = [each for each in listed if hasattr(each, "params")]
         self._serving = (*self._processors, *with_params)
         self.preparer = RequestPreparer(extensions)
@@ -112,6 +113,14 @@ class Admission:
         """Return the keywords of a call that extensions read; see `KnownNames.select_known`."""
         what = "is no keyword of this call, and no plugin reads it"
         return self._keywords.select_known(keywords, own, what, hints)
+
+    def read_messages(self, messages: Messages) -> tuple[Messages, dict[str, Any]]:
+        """Return messages for the renderer, and the prompt keys that extensions make of them."""
+        plugin_fields: dict[str, Any] = {}
+        for read in self._readers:
+            messages, own = read(messages)
+            plugin_fields |= own
+        return messages, plugin_fields
 
     def pending_request(
         self,

@@ -118,11 +118,14 @@ class LLM:
         """Return the token prompts that `chat` would run.
 
         Options: chat_template, add_generation_prompt, continue_final_message, tools,
-        chat_template_kwargs.
+        chat_template_kwargs, chat_template_content_format.
         """
         self._frontend.admission.select_known(options, CHAT_OPTIONS)
         rendered = self._runner.render(messages, options)
-        return [{"prompt_token_ids": each.token_ids, "prompt": each.text} for each in rendered]
+        return [
+            {"prompt_token_ids": each.token_ids, "prompt": each.text, **each.plugin_fields}
+            for each in rendered
+        ]
 
     def beam_search(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from core.contracts.admission import PendingRequest
@@ -27,6 +28,7 @@ CHAT_OPTIONS: Final = (
     "continue_final_message",
     "tools",
     "chat_template_kwargs",
+    "chat_template_content_format",
 )
 OWN: Final = ("prompts", "sampling_params", "use_tqdm", "priority")
 """Keywords of `LLM.generate` itself, as candidates for a misspelt one."""
@@ -143,7 +145,12 @@ class PromptRunner:
         conversations: Any = messages
         if messages and isinstance(messages[0], Mapping):
             conversations = [messages]
-        return [self._frontend.renderer.messages(each, **options) for each in conversations]
+        prompts = []
+        for each in conversations:
+            read, plugin_fields = self._frontend.admission.read_messages(each)
+            prompt = self._frontend.renderer.messages(read, **options)
+            prompts.append(replace(prompt, plugin_fields=plugin_fields))
+        return prompts
 
     def run(
         self,

@@ -30,6 +30,8 @@ _RESERVED = (
     "continue_final_message",
     "chat_template",
 )
+CONTENT_FORMATS: Final = ("auto", "string", "openai")
+"""Forms of a message's content for templates: as found in the template, a text, or parts."""
 SHIPPED: Final = Path(__file__).parent / "templates"
 """Templates of model families without tool support in their own templates."""
 DEFAULT = "default"
@@ -48,7 +50,7 @@ class CompiledTemplate:
 
     template: jinja2.Template
     reads_parts: bool
-    """True: it loops over the parts of a message's content."""
+    """True: it loops over the parts of a message's content (`auto`)."""
     marks: TemplateMarks
 
 
@@ -61,7 +63,7 @@ class JinjaRenderer:
         """Arguments and texts that a compiled template names."""
         self._compiled: dict[str, CompiledTemplate] = {}
         self._format = config.options.get("chat_template_content_format", "auto")
-        if self._format not in ("auto", "string", "openai"):
+        if self._format not in CONTENT_FORMATS:
             raise ConfigError(
                 f"--chat-template-content-format {self._format!r} does not exist; use auto, string "
                 "or openai."
@@ -99,8 +101,11 @@ class JinjaRenderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
     ) -> str:
         """Return the prompt, with the text of the last message and of all system messages.
+
+        The format is one of `CONTENT_FORMATS`; `auto`: that of the flag.
 
         Raises `InvalidRequest` naming the message or field that cannot be rendered.
         """
@@ -132,11 +137,7 @@ class JinjaRenderer:
             return _cut_final(prompt, final) if continue_final_message else prompt
 
         has_developer = "developer" in text
-        forms = [compiled.reads_parts]
-        if has_media(messages):
-            forms = [True]
-        elif self._format == "auto":
-            forms.append(not compiled.reads_parts)
+        forms = self._forms(chat_template_content_format, compiled, has_parts=has_media(messages))
         clean = value_without_lone_surrogates(messages)
 
         def chats() -> Iterator[list[dict[str, Any]]]:
@@ -164,6 +165,28 @@ class JinjaRenderer:
             texts = frozenset(value for value in constants if isinstance(value, str))
             self._names[text] = frozenset(meta.find_undeclared_variables(tree)), texts
         return self._names[text]
+
+    def _forms(
+        self, content_format: str, compiled: CompiledTemplate, *, has_parts: bool
+    ) -> list[bool]:
+        """Return whether contents are lists of parts: the first form, and the one to try next."""
+        field = "chat_template_content_format"
+        if content_format not in CONTENT_FORMATS:
+            raise InvalidRequest(
+                field,
+                f"got {content_format!r:.80}; expected one of {', '.join(CONTENT_FORMATS)}. "
+                "Remove it.",
+            )
+        chosen = self._format if content_format == "auto" else content_format
+        if has_parts and chosen == "string":
+            raise InvalidRequest(
+                field, "got string for messages with images; expected auto or openai. Change it."
+            )
+        if has_parts or chosen == "openai":
+            return [True]
+        if chosen == "string":
+            return [False]
+        return [compiled.reads_parts, not compiled.reads_parts]
 
     def _variables(
         self, template_kwargs: Mapping[str, Any], marks: TemplateMarks
@@ -218,9 +241,7 @@ class JinjaRenderer:
     def _read(self, text: str) -> CompiledTemplate:
         """Return a template, parsed and compiled."""
         source = text.removeprefix(_BYTE_ORDER_MARK)
-        reads_parts = self._format == "openai" or (
-            self._format == "auto" and _reads_parts(self._environment, source)
-        )
+        reads_parts = _reads_parts(self._environment, source)
         tree = self._environment.parse(source)
         optimize(tree, self._environment)  # joins the parts of constant texts
         marks = TemplateMarks(self._control, tree)

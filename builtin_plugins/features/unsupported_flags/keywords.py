@@ -13,20 +13,15 @@ from core.api.features import Unsupported
 
 _ADAPTERS: Final = "needs LoRA adapters; start the engine with enable_lora=True (--enable-lora)"
 _MEDIA: Final = "needs images, audio and video, which are not part of this version"
-_EMBEDDINGS: Final = "needs prompts given as embeddings, which are not part of this version"
 UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "lora_request": Unsupported(_ADAPTERS),
     "multi_modal_data": Unsupported(_MEDIA),
     "multi_modal_uuids": Unsupported(_MEDIA),
     "mm_processor_kwargs": Unsupported(_MEDIA),
-    "prompt_embeds": Unsupported(_EMBEDDINGS),
     "kv_transfer_params": Unsupported("needs a KV connector between engines, such as tcp"),
     "token_type_ids": Unsupported("is computed by the engine for scored text pairs"),
     "tokenization_kwargs": Unsupported(
         "is not supported. Set truncate_prompt_tokens to truncate prompts"
-    ),
-    "chat_template_content_format": Unsupported(
-        "is detected from the chat template. Omit it", ("auto",)
     ),
     "trace_headers": Unsupported("needs tracing, which is not part of this version"),
     "data_parallel_rank": Unsupported("needs data parallelism, which is not part of this version"),

@@ -323,8 +323,8 @@ def test_calls_accept_neutral_keywords_of_vllm(plain: LLM) -> None:
         ("chat", {"mm_processor_kwargs": {"num_crops": 4}}, "mm_processor_kwargs: needs images"),
         (
             "chat",
-            {"chat_template_content_format": "openai"},
-            "chat_template_content_format: is detected",
+            {"chat_template_content_format": "parts"},
+            "chat_template_content_format: got 'parts'; expected one of auto, string, openai",
         ),
         (
             "chat",
