@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 ITEM: Final = "item"
 """Field of an error about the item itself; the request's own name replaces it."""
+EMBEDDINGS: Final = "embeddings"
+"""Tensor of an item with embeddings of a client: [tokens, hidden], or with deepstack
+[tokens, (1 + levels) * hidden].
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class ProcessedItem:
 class InputProcessor(Protocol):
     """Turns the items of prompts into tensors. Constructed with (source, config).
 
-    Runs in a process of its own, one prompt at a time.
+    Runs in a process of its own, one prompt at a time. It may also have `embedded(modality,
+    tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client.
     """
 
     identity: str

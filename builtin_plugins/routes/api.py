@@ -1,5 +1,6 @@
 """What plugins provide to routes, with the promises of `core.api`."""
 
+from builtin_plugins.routes.common.media_parts import MediaMessages, load_media, read_media
 from builtin_plugins.routes.media import (
     MediaCounter,
     MediaLoader,
@@ -17,10 +18,13 @@ __all__ = [
     "DatabaseUnavailable",
     "MediaCounter",
     "MediaLoader",
+    "MediaMessages",
     "MediaSource",
     "Variant",
     "VariantSource",
+    "load_media",
     "media_counters",
     "media_loaders",
+    "read_media",
     "variant_sources",
 ]

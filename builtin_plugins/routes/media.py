@@ -23,7 +23,9 @@ class MediaSource:
     base64: str | None = None
     """The encoded file as base64 text, instead of a URL."""
     uuid: str | None = None
-    """The client's name of the content; without URL and base64, it must be known."""
+    """The client's name of the content; without any, it must be known."""
+    content: Any = None
+    """The content itself: an image of a Python caller, or a client's embeddings."""
 
 
 class MediaLoader(Protocol):

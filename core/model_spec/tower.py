@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MULTIMODAL: Final = "multimodal"
 """Feature name of a tower's facts, and of the messages about a request's items."""
+PROMPT_EMBEDS: Final = "prompt_embeds"
+"""Feature name of the width of a decoder's embeddings, and of prompts given as embeddings."""
 
 
 class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -22,6 +24,8 @@ class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
     """Placeholder token in prompts, by modality."""
     look_ahead: bool = False
     """Whether tokens of an item see each other, so a step computes a run of them together."""
+    embedding_width: int = 0
+    """Numbers in an embedding of a client, with those of deepstack; 0: it may send none."""
 
 
 @dataclass(frozen=True, slots=True)

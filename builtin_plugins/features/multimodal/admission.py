@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +16,16 @@ from builtin_plugins.features.multimodal.messages import (
     ItemRun,
     Prepare,
     Prepared,
-    RawItem,
     RequestItem,
     RequestItems,
 )
-from builtin_plugins.features.multimodal.pixels import raw_item
+from builtin_plugins.features.multimodal.request_items import (
+    DATA,
+    UUIDS,
+    LocalModel,
+    Messages,
+    RequestItemReader,
+)
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from builtin_plugins.routes.api import media_counters
@@ -32,8 +38,6 @@ from core.model_spec.tower import TowerFacts
 if TYPE_CHECKING:
     from builtin_plugins.features.multimodal.processor_host import ProcessorHost
 
-DATA: Final = "multi_modal_data"
-UUIDS: Final = "multi_modal_uuids"
 KWARGS: Final = "mm_processor_kwargs"
 FIELDS: Final = (DATA, UUIDS, KWARGS)
 
@@ -43,6 +47,7 @@ class MultimodalAdmission:
 
     keywords: tuple[str, ...] = ()
     prompt_keys: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     def __init__(self, config: EngineConfig, registry: Registry) -> None:
         self._config = config
@@ -63,6 +68,10 @@ class MultimodalAdmission:
         self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
         self._tokens = frozenset(self._facts.placeholders.values())
         self.keywords = self.prompt_keys = FIELDS
+        if self._settings.trust_request_kwargs:
+            self.fields = (KWARGS,)
+        model = LocalModel(self._registry, [self._config.model.model])
+        self._reader = RequestItemReader(self._facts, self._settings, model)
         # Imported lazily: it needs pyzmq, and text models do without.
         from builtin_plugins.features.multimodal.processor_host import (
             ProcessorHost,
@@ -84,13 +93,14 @@ class MultimodalAdmission:
     async def prepare(self, request: PendingRequest) -> PendingRequest:
         """Return the request with its items' tokens in the prompt. Raises `InvalidRequest`."""
         given = request.plugin_fields
-        items = self._items(given.get(DATA) or {}, given.get(UUIDS) or {})
+        kwargs = self._processor_kwargs(given.get(KWARGS))
+        data = await self._reader.load(given.get(DATA) or {}, str(given.get("client", "")))
+        items = self._reader.items(data, given.get(UUIDS) or {})
         if not items:
             self._locate(request.prompt_token_ids, ())
             return request
         assert self._host is not None
         holder = f"{request.request_id}-{secrets.token_hex(8)}".replace("/", "_")
-        kwargs = {**self._settings.processor_kwargs, **(given.get(KWARGS) or {})}
         tenant = f"{given.get('client', '')}\0{request.cache_salt}"
         text = request.text
         message = Prepare(0, items, kwargs, tenant, holder, text=text)
@@ -128,40 +138,22 @@ class MultimodalAdmission:
         TensorStore(items.folder).release(items.holder)
         return len(counted.prompt_token_ids)
 
-    def _items(self, data: Any, uuids: Any) -> list[RawItem]:
-        """Return the items of a request, by modality."""
-        assert self._facts is not None
-        for name, value in ((DATA, data), (UUIDS, uuids)):
-            if not isinstance(value, Mapping):
-                raise InvalidRequest(name, f"got {type(value).__name__}; expected a dict.")
-            for modality in value:
-                if modality not in self._facts.placeholders:
-                    known = ", ".join(self._facts.placeholders)
-                    raise InvalidRequest(name, f"got {modality!r:.80}; this model reads: {known}.")
-        found = []
-        for modality in self._facts.placeholders:
-            values = _listed(data.get(modality))
-            names = _listed(uuids.get(modality))
-            if names and values and len(names) != len(values):
-                raise InvalidRequest(
-                    UUIDS,
-                    f"got {len(names)} for {len(values)} items of {modality!r}; expected one each.",
-                )
-            count = max(len(values), len(names))
-            limit = self._settings.max_images
-            if count > limit:
-                raise InvalidRequest(
-                    f"{DATA}.{modality}",
-                    f"got {count} items; expected at most {limit} (--limit-mm-per-prompt). "
-                    "Send fewer.",
-                )
-            for index in range(count):
-                value = values[index] if values else None
-                uuid = names[index] if names else None
-                if uuid is not None and not isinstance(uuid, str):
-                    raise InvalidRequest(UUIDS, f"got {uuid!r:.80}; expected a text or None.")
-                found.append(raw_item(modality, value, f"{DATA}.{modality}[{index}]", uuid))
-        return found
+    def read_messages(self, messages: Messages) -> tuple[Messages, dict[str, Any]]:
+        """Return an offline conversation for the renderer, and its items as prompt keys."""
+        return (messages, {}) if self._facts is None else self._reader.read_messages(messages)
+
+    def _processor_kwargs(self, given: Any) -> dict[str, Any]:
+        """Return the input processor's keywords of a request. Raises `InvalidRequest`."""
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidRequest(KWARGS, f"got {type(given).__name__}; expected a dict.")
+        kwargs = {**self._settings.processor_kwargs, **(given or {})}
+        try:
+            json.dumps(kwargs)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(
+                KWARGS, f"got {error}; expected values as in JSON. Correct it."
+            ) from error
+        return kwargs
 
     def _read(self, request: PendingRequest, answer: Prepared) -> Prompt:
         """Return the expanded prompt as tokens."""
@@ -186,7 +178,8 @@ class MultimodalAdmission:
         ]
         longest = max((run.length for own in runs for run in own), default=0)
         budget = self._settings.chunk_tokens
-        if self._facts.look_ahead and longest > budget:
+        is_whole = self._facts.look_ahead or self._settings.whole_items
+        if is_whole and longest > budget:
             raise InvalidRequest(
                 DATA,
                 f"got an item of {longest} tokens that a step computes together; expected at most "
@@ -240,9 +233,3 @@ def _runs(positions: Sequence[int]) -> list[ItemRun]:
         else:
             runs.append(ItemRun(position, 1, row))
     return runs
-
-
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

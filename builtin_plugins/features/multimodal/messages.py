@@ -10,6 +10,8 @@ from core.model_spec.tower import MULTIMODAL
 
 NAME = MULTIMODAL
 """Name of the feature."""
+EMBEDDINGS_MODE = "embeddings"
+"""`RawItem.mode` of a client's embeddings: `data` is a map of `ClientTensor` in MessagePack."""
 
 # --- about a request's items
 
@@ -46,6 +48,14 @@ class RequestItems(msgspec.Struct, array_like=True, frozen=True):
     """As in `TowerFacts`."""
 
 
+class AheadItem(msgspec.Struct, array_like=True, frozen=True):
+    """An item of a waiting request, to encode ahead of its first step."""
+
+    folder: str
+    holder: str
+    item: RequestItem
+
+
 class StepItems(msgspec.Struct, array_like=True, frozen=True):
     """What the worker halves do in one step, sent from the scheduler half."""
 
@@ -53,6 +63,8 @@ class StepItems(msgspec.Struct, array_like=True, frozen=True):
     """Content hashes of the items to encode."""
     drop: list[bytes] = []
     """Content hashes of items to remove from the encoder cache, before the step."""
+    ahead: list[AheadItem] = []
+    """Items that no token of the step needs; they are in `encode`, too."""
 
 
 # --- to and from the process
@@ -66,7 +78,7 @@ class RawItem(msgspec.Struct, frozen=True):
     """Where it is in the request, for errors."""
     data: bytes
     mode: str = ""
-    """Pillow's mode of pixels; empty: `data` is an encoded file."""
+    """Pillow's mode of pixels, or `EMBEDDINGS_MODE`; empty: `data` is an encoded file."""
     size: tuple[int, int] = (0, 0)
     """Width and height of pixels."""
     uuid: str | None = None

@@ -21,6 +21,26 @@ def engine_options() -> list[Option]:
             'Keywords of the input processor for every request, such as {"max_pixels": 500000}.',
         ),
         Option(
+            "enable_mm_embeds",
+            bool,
+            False,
+            "Take embeddings of images in place of images: tensors offline, parts of type "
+            "image_embeds over HTTP.",
+        ),
+        Option(
+            "trust_request_mm_kwargs",
+            bool,
+            False,
+            "Read mm_processor_kwargs of HTTP requests: they may enlarge images without bound.",
+        ),
+        Option(
+            "disable_chunked_mm_input",
+            bool,
+            False,
+            "Compute the tokens of an image in one step, as for models in which they see each "
+            "other.",
+        ),
+        Option(
             "mm_processor_cache_gb",
             Annotated[float, Range(0, 1 << 20)],
             4.0,

@@ -10,8 +10,13 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from builtin_plugins.executors.api import Start
+from builtin_plugins.features.multimodal.client_tensors import ClientTensor
+from builtin_plugins.features.multimodal.item_embeddings import key_of
 from builtin_plugins.features.multimodal.messages import (
+    EMBEDDINGS_MODE,
     Begun,
     OpenStore,
     Prepare,
@@ -21,11 +26,13 @@ from builtin_plugins.features.multimodal.messages import (
     Ready,
 )
 from builtin_plugins.features.multimodal.store import StoreFull, TensorStore
-from builtin_plugins.input_processors.api import ITEM, InputProcessor, ProcessedItem
+from builtin_plugins.input_processors.api import EMBEDDINGS, ITEM, InputProcessor, ProcessedItem
 from core.api import EngineConfig, EngineError, InvalidRequest, ModelError
 from core.api.serving import RenderedText
 
 if TYPE_CHECKING:
+    import torch
+
     from builtin_plugins.executors.api import ParentChannel
     from core.api import Registry
 
@@ -134,6 +141,8 @@ class ProcessorWorker:
             raise InvalidRequest(
                 raw.field, f"got uuid {raw.uuid!r:.80} of no known content; send the content, too."
             )
+        if raw.mode == EMBEDDINGS_MODE:
+            return self._process_embeddings(raw, named or _digest("embeds", settings, raw.data))
         image = self._image(raw)
         content_hash = named or _digest(
             "content", settings, f"{image.mode} {image.size}", image.tobytes()
@@ -144,9 +153,30 @@ class ProcessorWorker:
             item = self._processor.process(raw.modality, image, request.kwargs)
         except InvalidRequest as error:
             raise (error.renamed(raw.field) if error.field == ITEM else error) from error
+        self._write(content_hash, item)
+        return content_hash, item
+
+    def _process_embeddings(self, raw: RawItem, content_hash: bytes) -> tuple[bytes, ProcessedItem]:
+        """Return an item of embeddings that the client has computed."""
+        if (known := self._known(raw.modality, content_hash)) is not None:
+            return content_hash, known
+        place = getattr(self._processor, "embedded", None)
+        if place is None:
+            raise InvalidRequest(
+                raw.field,
+                "got embeddings; expected an image, since this model's input processor places no "
+                "embeddings. Send the image.",
+            )
+        try:
+            item = place(raw.modality, read_embeddings(raw))
+        except InvalidRequest as error:
+            raise (error.renamed(raw.field) if error.field == ITEM else error) from error
+        self._write(content_hash, item)
+        return content_hash, item
+
+    def _write(self, content_hash: bytes, item: ProcessedItem) -> None:
         facts = {"text": item.text, "num_tokens": str(item.num_tokens)}
         self._store.write(content_hash, item.tensors, facts)
-        return content_hash, item
 
     def _known(self, modality: str, content_hash: bytes) -> ProcessedItem | None:
         facts: Mapping[str, str] | None = self._store.facts(content_hash)
@@ -172,6 +202,21 @@ class ProcessorWorker:
             )
         image = Image.frombytes(raw.mode, raw.size, raw.data)
         return as_rgb(image, limits.background)
+
+
+def read_embeddings(raw: RawItem) -> dict[str, torch.Tensor]:
+    """Return the tensors of an item of embeddings. Raises `InvalidRequest`."""
+    import torch  # lazy: processors without it need none
+
+    found = {}
+    sent = msgspec.msgpack.decode(raw.data, type=dict[str, ClientTensor])
+    for name, tensor in sent.items():
+        data = bytearray(tensor.data)
+        read = torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).reshape(tensor.shape)
+        if read.is_floating_point() and not read.isfinite().all():
+            raise InvalidRequest(raw.field, f"got {name} with numbers that are not finite.")
+        found[EMBEDDINGS if name == key_of(raw.modality) else name] = read
+    return found
 
 
 def _digest(*parts: str | bytes) -> bytes:

@@ -7,7 +7,7 @@ as a whole.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,7 @@ import msgspec
 
 from builtin_plugins.features.multimodal.messages import (
     NAME,
+    AheadItem,
     ItemRun,
     RequestItem,
     RequestItems,
@@ -27,6 +28,10 @@ from core.api import PluginError, RequestFailed
 from core.api.execution import StepPlan
 from core.api.features import RunningRows
 
+MAX_IN_FLIGHT: Final = 4
+"""Steps after which the worker halves have read what a step names."""
+MAX_SEEN: Final = 8192
+"""Items of the past that are not encoded ahead: their prompts may be prefix hits."""
 _decode = msgspec.msgpack.Decoder(RequestItems).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -64,6 +69,13 @@ class EncoderScheduler:
         """Whether a run of tokens waits for a step without decode rows: the budget of steps
         with decode rows may be smaller than the run.
         """
+        self._ending: deque[tuple[int, TensorStore, str]] = deque()
+        """Ended requests with tensors that a step in flight may read: (number of the step
+        before which they ended, store, holder).
+        """
+        self._num_steps = 0
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        """Items that were encoded, the newest last."""
         self.counters: Final = Counters()
 
     # --- requests
@@ -96,7 +108,10 @@ class EncoderScheduler:
             sequences.discard(request.request_id)
             if not sequences:
                 del self._holders[items.holder]
-                store.release(items.holder)
+                if request.last_step:
+                    self._ending.append((self._num_steps, store, items.holder))
+                else:
+                    store.release(items.holder)
         return False
 
     # --- steps
@@ -109,7 +124,7 @@ class EncoderScheduler:
         end = start + count
         for item, run in _runs_between(items, start, end):
             is_cut = run.start + run.length > end
-            if items.look_ahead and is_cut:
+            if is_cut and (items.look_ahead or self._settings.whole_items):
                 self._pauses_decodes |= run.start <= start
                 end = max(start, run.start)
                 break
@@ -141,21 +156,58 @@ class EncoderScheduler:
     def planned(self, plan: StepPlan) -> bytes | None:
         """Return what the worker halves encode and drop for the chunks of a step."""
         self._planned.clear()
-        if not plan.rows or not self._requests:
+        self._num_steps += 1
+        self._release_ended()
+        if not self._requests:
             return None
-        needed = self._needed(plan)
-        if not needed:
-            return None
+        needed = self._needed(plan) if plan.rows else {}
         encode = []
         for key, size in needed.items():
             if key in self._cache:
                 self.counters.hits += 1
                 self._cache.move_to_end(key)
             else:
-                self.counters.encoded += 1
+                self._add(key, size)
                 encode.append(key)
-                self._cache[key] = size
-        return _encode(StepItems(encode, self._evict(needed.keys())))
+        drop = self._evict(needed.keys()) if needed else []
+        ahead = self._encode_ahead(sum(needed[key] for key in encode))
+        encode += [each.item.content_hash for each in ahead]
+        return _encode(StepItems(encode, drop, ahead)) if needed or ahead else None
+
+    def _add(self, key: bytes, size: int) -> None:
+        """Add an item that the step encodes to the cache."""
+        self.counters.encoded += 1
+        self._cache[key] = size
+        self._seen[key] = None
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+    def _encode_ahead(self, used: int) -> list[AheadItem]:
+        """Return the first item of a waiting request, if budget and cache have room for it.
+
+        At most one a step, and none that was encoded before.
+        """
+        cached = sum(self._cache.values())
+        for request, items in self._requests.values():
+            if request.row >= 0:
+                continue
+            for item in items.items:
+                key = item.content_hash
+                size = item.num_tokens
+                if key in self._cache or key in self._seen:
+                    continue
+                fits = cached + size <= self._settings.cache_tokens
+                if not fits or used + size > self._settings.step_tokens:
+                    return []
+                self._add(key, size)
+                return [AheadItem(items.folder, items.holder, item)]
+        return []
+
+    def _release_ended(self) -> None:
+        """Release the tensors of ended requests that no step in flight reads."""
+        while self._ending and self._num_steps - self._ending[0][0] > MAX_IN_FLIGHT:
+            _, store, holder = self._ending.popleft()
+            store.release(holder)
 
     def _needed(self, plan: StepPlan) -> dict[bytes, int]:
         """Return the items of a step's chunks, with their numbers of embeddings."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from builtin_plugins.features.multimodal.media.limits import DEFAULT_MAX_BYTES
 from builtin_plugins.features.multimodal.media.settings import max_images
 from core.api import EngineConfig
 
@@ -20,6 +21,12 @@ class Settings:
     """Largest number of images in a prompt."""
     processor_kwargs: Mapping[str, Any]
     """Keywords of the input processor for every request."""
+    trust_request_kwargs: bool
+    """Whether HTTP requests may set keywords of the input processor."""
+    enable_embeddings: bool
+    """Whether items may be embeddings of the client."""
+    max_embedding_bytes: int
+    """Largest size of an item's embeddings."""
     store_bytes: int
     """Size up to which processed tensors stay for later requests."""
     cache_tokens: int
@@ -28,6 +35,8 @@ class Settings:
     """Embeddings that one step encodes, unless a single item is larger."""
     chunk_tokens: int
     """Longest chunk of a prompt."""
+    whole_items: bool = False
+    """Whether a chunk of a prompt never cuts through an item."""
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Settings:
@@ -38,8 +47,12 @@ class Settings:
         return cls(
             max_images=max_images(options.get("limit_mm_per_prompt") or {}),
             processor_kwargs=options.get("mm_processor_kwargs") or {},
+            trust_request_kwargs=bool(options.get("trust_request_mm_kwargs")),
+            enable_embeddings=bool(options.get("enable_mm_embeds")),
+            max_embedding_bytes=options.get("max_media_bytes") or DEFAULT_MAX_BYTES,
             store_bytes=int(options.get("mm_processor_cache_gb", 4.0) * GIB),
             cache_tokens=options.get("mm_encoder_cache_tokens") or max(4 * step_tokens, 16384),
             step_tokens=step_tokens,
             chunk_tokens=min(budget, config.scheduler.long_prefill_token_threshold or budget),
+            whole_items=bool(options.get("disable_chunked_mm_input")),
         )

@@ -17,6 +17,7 @@ from builtin_plugins.features.multimodal.messages import (
 )
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
+from builtin_plugins.input_processors.api import EMBEDDINGS
 from builtin_plugins.metric_sinks.api import MemoryOwners
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, NewRow, WorkerParts
@@ -80,7 +81,8 @@ class MultimodalWorker:
         if getattr(model, "tower", None) is None:
             return 0
         dtype = getattr(torch, config.model.dtype)
-        return int(self._settings.cache_tokens * model.spec.hidden_size * dtype.itemsize)
+        width = model.tower.facts.embedding_width or model.spec.hidden_size
+        return int(self._settings.cache_tokens * width * dtype.itemsize)
 
     def attach(self, parts: WorkerParts) -> None:
         """Set the batch."""
@@ -95,16 +97,16 @@ class MultimodalWorker:
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """Encode what the step needs; set its embeddings, positions and attention."""
-        segments = self._segments(batch)
-        if not segments:
-            return
         step = StepItems() if payload is None else _decode_step(payload)
         for key in step.drop:
             self._cache.pop(key, None)
-        if payload is not None:
+        segments = self._segments(batch)
+        if segments and payload is not None:
             self._set_embeddings(batch, segments)
             if self._tower.facts.look_ahead:
                 self._set_look_ahead(batch, segments)
+        for ahead in step.ahead:
+            self._encoded(ahead.folder, ahead.holder, ahead.item)
         if any(segment.row.rope is not None for segment in segments):
             set_positions(batch, segments)
 
@@ -155,9 +157,13 @@ class MultimodalWorker:
         embeddings: torch.Tensor | None = None
         deepstack: list[torch.Tensor] = []
         for segment, item, tokens, rows in _parts(segments):
-            encoded = self._encoded(segment.row.items, item)
+            items = segment.row.items
+            encoded = self._encoded(items.folder, items.holder, item)
             if embeddings is None:
-                embeddings = self._model.embedded(batch.input_ids).clone()
+                given = batch.embeddings
+                embeddings = (
+                    self._model.embedded(batch.input_ids).clone() if given is None else given
+                )
             embeddings[tokens] = encoded.embeddings[rows].to(embeddings.dtype)
             if encoded.deepstack and not deepstack:
                 deepstack = [torch.zeros_like(embeddings) for _ in encoded.deepstack]
@@ -166,20 +172,29 @@ class MultimodalWorker:
         batch.embeddings = embeddings
         batch.deepstack = deepstack
 
-    def _encoded(self, items: RequestItems, item: RequestItem) -> EncodedItem:
+    def _encoded(self, folder: str, holder: str, item: RequestItem) -> EncodedItem:
         """Return an item's embeddings, from the cache or the tower."""
         key = item.content_hash
         known = self._cache.get(key)
         if known is None:
-            tensors = TensorStore(items.folder).read(items.holder, key)
+            tensors = TensorStore(folder).read(holder, key)
             inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            known = self._cache[key] = self._tower.encode(item.modality, inputs)
+            known = self._cache[key] = self._encode(item.modality, inputs)
             if len(known.embeddings) != item.num_tokens:
                 raise RuntimeError(
                     f"the tower returned {len(known.embeddings)} embeddings for an item with "
                     f"{item.num_tokens} placeholder tokens"
                 )
         return known
+
+    def _encode(self, modality: str, inputs: dict[str, torch.Tensor]) -> EncodedItem:
+        """Return an item encoded by the tower, or by the client."""
+        given = inputs.get(EMBEDDINGS)
+        if given is None:
+            encoded: EncodedItem = self._tower.encode(modality, inputs)
+            return encoded
+        first, *deepstack = torch.split(given, self._model.spec.hidden_size, dim=-1)
+        return EncodedItem(first, tuple(deepstack))
 
     def _set_look_ahead(self, batch: ForwardBatch, segments: Sequence[Segment]) -> None:
         """Let the tokens of an item see all of its consecutive tokens."""

@@ -14,12 +14,9 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Custom input and output processors": {
         "io_processor_plugin": (Text, None),
     },
-    "Audio and video in prompts, embeddings of images, and settings of image encoders": {
-        "enable_mm_embeds": (bool, False),
-        "mm_processor_cache_type": (Literal["lru", "shm"] | None, "lru"),
+    "Audio and video in prompts, and settings of image encoders": {
         "mm_processor_device": (str, "auto"),
         "mm_shm_cache_max_object_size_mb": (int, 128),
-        "mm_hasher_algorithm": (str, "blake3"),
         "mm_tensor_ipc": (str, "direct_rpc"),
         "mm_ipc_gpu_memory_gb": (float, 0.0),
         "mm_device_do_normalize": (bool | None, None),
@@ -33,8 +30,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "skip_mm_profiling": (bool, False),
         "video_pruning_rate": (float | None, None),
         "video_pruning_method": (str, "evs"),
-        "disable_chunked_mm_input": (bool, False),
-        "trust_request_mm_kwargs": (bool, False),
         "enable_tower_connector_lora": (bool, False),
     },
     "Diffusion language models": {"diffusion_config": (Json | None, None)},
@@ -43,7 +38,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "ec_transfer_config": (Json | None, None),
         "ec_manager_config": (Json, {}),
     },
-    "Prompts given as embeddings": {"enable_prompt_embeds": (bool, False)},
     "Tool servers": {
         "tool_server": (Text, None),
     },

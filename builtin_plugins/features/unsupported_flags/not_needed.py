@@ -13,6 +13,11 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "images and text keep the order that a message gives them": {
         "interleave_mm_strings": (bool, False),
     },
+    "processed images lie in shared memory by their SHA-256, and the least recently used leave "
+    "first": {
+        "mm_processor_cache_type": (Text, "lru"),
+        "mm_hasher_algorithm": (str, "blake3"),
+    },
     "the kernel of an operation is chosen by the platform; `--attention-backend` names an "
     "attention backend, and `engine plugins explain op_impls` shows the others": {
         "moe_backend": (str, "auto"),

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 import transformers
+from PIL import Image
 
 from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
 from builtin_plugins.input_processors.expansion import expand_ids, expand_text
+from builtin_plugins.input_processors.transformers.embedded import SIZE, embedded_item
 from builtin_plugins.input_processors.transformers.loading import load_processor
 from builtin_plugins.input_processors.transformers.settings import PATCHES, check_settings
 from core.api import EngineConfig, InvalidRequest, ModelError
@@ -41,6 +43,8 @@ class TransformersProcessor:
             token for token in self._processor.image_token_ids if token is not None
         }
         self._tokenizer = tokenizer
+        self._example: ProcessedItem | None = None
+        """A processed blank image."""
         texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         self._kwargs = frozenset(_keyword_names(image_processor))
@@ -76,6 +80,12 @@ class TransformersProcessor:
             if isinstance(value, torch.Tensor)
         }
         return ProcessedItem(modality, text, count, tensors)
+
+    def embedded(self, modality: str, tensors: Mapping[str, torch.Tensor]) -> ProcessedItem:
+        """Return one item of a client's embeddings. Raises `InvalidRequest`."""
+        if self._example is None:
+            self._example = self.process(modality, Image.new("RGB", SIZE), {})
+        return embedded_item(self._example, tensors, self._tokenizer, self._image_token_ids)
 
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""

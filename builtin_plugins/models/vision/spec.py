@@ -47,7 +47,14 @@ def spec(hf_config: Any) -> DecoderSpec:
     decoder = _decoder(config, family, architecture)
     rename = (*family.rename, *TEXT_NAMES, *decoder.names.rename)
     names = replace(decoder.names, rename=rename)
-    facts = TowerFacts(placeholders=_placeholders(config), look_ahead=family.look_ahead)
+    levels = len(
+        getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    )
+    facts = TowerFacts(
+        placeholders=_placeholders(config),
+        look_ahead=family.look_ahead,
+        embedding_width=decoder.hidden_size * (1 + levels),
+    )
     return replace(decoder, names=names, tower=TransformersTowerSpec(config, model_class, facts))
 
 

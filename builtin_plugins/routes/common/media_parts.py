@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from builtin_plugins.routes.media import (
     MediaLoader,
@@ -15,9 +15,14 @@ from builtin_plugins.routes.media import (
 from core.api import InvalidRequest, RequestOutput
 from core.api.serving import ServedEngine
 
+if TYPE_CHECKING:
+    from core.api import Registry
+
 IMAGE: Final = "image"
 IMAGE_PARTS: Final = ("image_url", "input_image")
 """Types of OpenAI's parts with an image."""
+EMBEDDINGS_PART: Final = "image_embeds"
+"""Type of vLLM's parts with embeddings of an image."""
 _DETAILS: Final = ("auto", "low", "high", "original")
 _MAX_UUID_CHARS: Final = 256
 Messages = list[dict[str, Any]]
@@ -34,12 +39,24 @@ class MediaMessages:
     """Paths of fields that have no effect."""
 
 
-def served_modalities(engine: ServedEngine) -> frozenset[str]:
+class MediaEngine(Protocol):
+    """What media need of an engine: its loaders and its name."""
+
+    @property
+    def registry(self) -> Registry | None:
+        """The plugins of this process."""
+
+    @property
+    def served_names(self) -> Sequence[str]:
+        """Names of the model."""
+
+
+def served_modalities(engine: MediaEngine) -> frozenset[str]:
     """Return the modalities that the served model takes, in addition to text."""
     return frozenset(name for loader in _loaders(engine) for name in loader.modalities)
 
 
-def read_media(engine: ServedEngine, messages: Sequence[Any]) -> MediaMessages:
+def read_media(engine: MediaEngine, messages: Sequence[Any]) -> MediaMessages:
     """Return the messages of a conversation, and their media.
 
     A part is OpenAI's, or a `MediaSource` that a protocol has read. Raises `InvalidRequest` for
@@ -78,7 +95,7 @@ def read_media(engine: ServedEngine, messages: Sequence[Any]) -> MediaMessages:
 
 
 async def load_media(
-    engine: ServedEngine,
+    engine: MediaEngine,
     sources: Sequence[MediaSource],
     *,
     client: str = "",
@@ -127,7 +144,7 @@ async def releasing(
             await close()
 
 
-def _loaders(engine: ServedEngine) -> Sequence[MediaLoader]:
+def _loaders(engine: MediaEngine) -> Sequence[MediaLoader]:
     return () if engine.registry is None else media_loaders(engine.registry)
 
 
@@ -140,13 +157,35 @@ def _read_part(part: Any, field: str, ignored: list[str]) -> Any:
         raise InvalidRequest(
             field, "got a part of type 'image'; expected 'image_url'. Change its type."
         )
-    if kind == "image_embeds":
-        raise InvalidRequest(
-            field, "got embeddings; expected an image. Send it as a part of type 'image_url'."
-        )
+    if kind == EMBEDDINGS_PART:
+        return _embeddings_source(part, field)
     if kind in IMAGE_PARTS:
         return _image_source(part, field, ignored)
     return part
+
+
+def _embeddings_source(part: Mapping[str, Any], field: str) -> MediaSource:
+    """Return the source of a part with embeddings, which a feature reads."""
+    uuid = _checked_uuid(part.get("uuid"), field)
+    content = part.get(EMBEDDINGS_PART)
+    if not (isinstance(content, (str, Mapping)) and content) and (content or uuid is None):
+        raise InvalidRequest(
+            f"{field}.{EMBEDDINGS_PART}",
+            f"got {content!r:.80}; expected a safetensors file in base64, or an object with data, "
+            "dtype and shape. Set it.",
+        )
+    if isinstance(content, str) or (content is not None and "data" in content):
+        content = {EMBEDDINGS_PART: content}
+    return MediaSource(IMAGE, f"{field}.{EMBEDDINGS_PART}", uuid=uuid, content=content or None)
+
+
+def _checked_uuid(uuid: Any, field: str) -> str | None:
+    if uuid is None or (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID_CHARS):
+        return uuid
+    raise InvalidRequest(
+        f"{field}.uuid",
+        f"got {uuid!r:.80}; expected a text of up to {_MAX_UUID_CHARS} characters. Remove it.",
+    )
 
 
 def _image_source(part: Mapping[str, Any], field: str, ignored: list[str]) -> MediaSource:
@@ -164,11 +203,7 @@ def image_source(
 
     `ignored` gets the path of a `detail`: models have one resolution.
     """
-    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= _MAX_UUID_CHARS):
-        raise InvalidRequest(
-            f"{field.rpartition('.')[0]}.uuid",
-            f"got {uuid!r:.80}; expected a text of up to {_MAX_UUID_CHARS} characters. Remove it.",
-        )
+    uuid = _checked_uuid(uuid, field.rpartition(".")[0])
     if detail is not None and detail not in _DETAILS:
         raise InvalidRequest(
             f"{field}.detail",

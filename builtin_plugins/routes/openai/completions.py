@@ -49,7 +49,7 @@ from builtin_plugins.routes.openai.logprobs import completion_logprobs, num_char
 from core.api import CompletionOutput, InvalidRequest, RequestOutput, SamplingParams
 from core.api.serving import ServedEngine
 
-_OTHERS = OTHER_FIELDS - {"best_of"}  # only completions serve it
+_OTHERS = OTHER_FIELDS - {"best_of", "prompt_embeds"}  # only completions serve them
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Completions:
             )
         as_ids = fields.return_tokens_as_token_ids
         as_ids = self._options.tokens_as_ids if as_ids is None else as_ids
-        fields.prompt = ""  # it may be large, and the answer may take long
+        fields.prompt = fields.prompt_embeds = None  # they may be large, and the answer take long
         return _Job(
             head=head,
             fields=fields,
@@ -161,8 +161,10 @@ class Completions:
 
         All prompts are tokenized, and so validated, before the first one starts.
         """
-        prompts = split_prompts(fields.prompt)
-        out: list[dict[str, Any]] = []
+        out = _embedded_prompts(fields)
+        if fields.prompt is None and not out:
+            raise InvalidRequest("prompt", "is missing; give a text or token ids.")
+        prompts = [] if fields.prompt is None else split_prompts(fields.prompt)
         for prompt in prompts:
             if isinstance(prompt, str):
                 ids = await self._engine.tokenize(prompt, fields.add_special_tokens, **reading)
@@ -198,8 +200,9 @@ class Completions:
 
     def _fills_context(self, job: _Job, prompt: dict[str, Any]) -> bool:
         """Return whether a prompt is only scored, and leaves no room for a token."""
-        is_full = len(prompt["prompt_token_ids"]) == self._engine.max_model_len
-        if not job.scores_only or not is_full or job.fields.use_beam_search:
+        if not job.scores_only or job.fields.use_beam_search:
+            return False
+        if len(prompt["prompt_token_ids"]) != self._engine.max_model_len:
             return False
         mode = self._engine.config.model.logprobs_mode
         return job.candidates.truncate_prompt_tokens is None and mode.startswith("raw")
@@ -388,6 +391,22 @@ async def _encode_all(
     async with aclosing(outputs):
         async for prompt, output in outputs:
             yield encoder.encode_output(output, prompt)
+
+
+def _embedded_prompts(fields: CompletionFields) -> list[dict[str, Any]]:
+    """Return the prompts that are given as embeddings. Raises `InvalidRequest`."""
+    given = fields.prompt_embeds
+    if not given:
+        return []
+    for name in ("echo", "use_beam_search"):
+        if getattr(fields, name):
+            raise InvalidRequest(name, "got true with prompt_embeds; expected false. Remove it.")
+    listed = given if isinstance(given, list) else [given]
+    if len(listed) > MAX_PROMPTS:
+        raise InvalidRequest(
+            "prompt_embeds", f"got {len(listed)} prompts; expected at most {MAX_PROMPTS}."
+        )
+    return [{"prompt_embeds": each} for each in listed]
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

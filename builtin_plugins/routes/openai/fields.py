@@ -49,7 +49,9 @@ class CommonFields(EngineFields, kw_only=True):
 class CompletionFields(CommonFields, kw_only=True):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[Any]
+    prompt: str | list[Any] | None = None
+    prompt_embeds: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    """One or more prompts as embeddings; their answers come first."""
     best_of: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     """Number of generated sequences; the `n` likeliest are the answer."""
     add_special_tokens: bool = True
@@ -115,11 +117,15 @@ UNSERVED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         ([],),
         "is not served: a request may name no code; load a logits-processor plugin",
     ),
-    "mm_processor_kwargs": (({},), "is set by the server (--mm-processor-kwargs)"),
+    "mm_processor_kwargs": (
+        ({},),
+        "is set by the server (--mm-processor-kwargs), or with --trust-request-mm-kwargs by "
+        "requests",
+    ),
     "modalities": ((["text"],), _MEDIA),
     "moderation": ((), "is not served"),
     "prediction": ((), "is not served"),
-    "prompt_embeds": ((), "is not served; send text or token ids"),
+    "prompt_embeds": ((), "is for completions; send messages"),
     "structural_tag": ((), _GUIDED.format("structural_tag")),
     "suffix": (("",), "is not served"),
     "web_search_options": ((), "is not served"),

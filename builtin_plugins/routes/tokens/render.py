@@ -66,6 +66,10 @@ class _RecordingEngine:
             raise InvalidRequest(
                 "messages", "got an image; expected text, since images are not rendered. Remove it."
             )
+        if "prompt_embeds" in prompt:
+            raise InvalidRequest(
+                "prompt_embeds", "got embeddings; expected text, since they are no tokens. Send it."
+            )
         self.requests.append(
             {
                 "request_id": request_id,

@@ -14,7 +14,7 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderFacts, EncoderSpec
 from core.model_spec.kv import LayerKV
 from core.model_spec.rope import RopeSpec
-from core.model_spec.tower import MULTIMODAL
+from core.model_spec.tower import MULTIMODAL, PROMPT_EMBEDS
 from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
 from core.models.layers.embedding import Embedding, Head, PerLayerInputs
@@ -265,13 +265,15 @@ class Decoder(nn.Module):
 
     @property
     def facts(self) -> dict[str, bytes]:
-        """Model facts for admission extensions: the encoder's limits, and the tower's facts."""
+        """Facts for admission: the encoder's limits, the tower's, the width of embeddings."""
         spec = self.spec.encoder
         facts = {}
         if spec is not None and self.encoder is not None:
             facts["encoder"] = _encoder_facts(spec, self.encoder.max_len, self.vocab_size)
         if self.tower is not None:
             facts[MULTIMODAL] = msgspec.msgpack.encode(self.tower.facts)
+        if self.encoder is None and self.pooling_head is None:
+            facts[PROMPT_EMBEDS] = msgspec.msgpack.encode(self.spec.hidden_size)
         return facts
 
     def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:

@@ -44,8 +44,11 @@ class ImageLoader:
 
     async def load(
         self, sources: Sequence[MediaSource], *, client: str, reserve: Callable[[int], None]
-    ) -> Mapping[str, list[MediaItem]]:
-        """Return the images of a request, in their order. Raises `InvalidRequest`."""
+    ) -> Mapping[str, list[MediaItem | MediaSource]]:
+        """Return the images of a request, in their order. Raises `InvalidRequest`.
+
+        Sources with their content stay as they are.
+        """
         self.check(sources)
         totals = _Totals(self._settings)
         try:
@@ -64,9 +67,11 @@ class ImageLoader:
         client: str,
         reserve: Callable[[int], None],
         totals: _Totals,
-    ) -> MediaItem:
+    ) -> MediaItem | MediaSource:
         field = source.field
         limits = self._settings.limits
+        if source.content is not None:
+            return source  # nothing to load
         if source.url is None and source.base64 is None:
             return MediaItem(source.modality, b"", field, source.uuid)
         data = await self._read(source, client, reserve)

@@ -17,7 +17,7 @@ from builtin_plugins.features.multimodal.messages import (
     RequestItems,
     StepItems,
 )
-from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
+from builtin_plugins.features.multimodal.scheduling import MAX_IN_FLIGHT, EncoderScheduler
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from core.api import PluginError
@@ -28,7 +28,17 @@ BUDGET = 16
 
 
 def limits(cache_tokens: int = 40, step_tokens: int = 12) -> Settings:
-    return Settings(8, {}, 0, cache_tokens, step_tokens, BUDGET)
+    return Settings(
+        max_images=8,
+        processor_kwargs={},
+        trust_request_kwargs=False,
+        enable_embeddings=False,
+        max_embedding_bytes=0,
+        store_bytes=0,
+        cache_tokens=cache_tokens,
+        step_tokens=step_tokens,
+        chunk_tokens=BUDGET,
+    )
 
 
 def key_of(number: int) -> bytes:
@@ -199,6 +209,9 @@ def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> 
     batch.engine.abort("a#0")
     assert list(store.holders()) == ["both"]
     batch.run()
+    assert list(store.holders()) == ["both"], "a step in flight may read them"
+    batch.engine.add("text", [1, 2, 3], MAX_IN_FLIGHT + 2, eos_token_ids=())
+    batch.engine.run()
     assert list(store.holders()) == []
 
 
@@ -212,3 +225,59 @@ def test_request_with_released_items_fails_alone(folder: str) -> None:
     batch.add("good", [(2, 4)])
     batch.run()
     assert list(batch.engine.finished) == ["good"]
+
+
+def test_a_request_that_never_started_releases_its_tensors_at_once(tmp_path: Path) -> None:
+    store = TensorStore(str(tmp_path))
+    store.open()
+    store.hold("a", [])
+    batch = Batch(limits(), folder=str(tmp_path))
+    batch.add("a", [(2, 4)])
+    batch.engine.abort("a")
+    assert list(store.holders()) == []
+
+
+def waiting(folder: str, cache_tokens: int = 40) -> Batch:
+    """Return a batch of one row, which a text request has for a while."""
+    batch = Batch(limits(cache_tokens=cache_tokens), folder, max_num_seqs=1)
+    batch.engine.add("text", [1, 2, 3], 20, eos_token_ids=())
+    batch.items["text"] = RequestItems("", "", [])
+    batch.engine.step()
+    return batch
+
+
+def steps(batch: Batch, count: int) -> None:
+    for _ in range(count):
+        batch.engine.step()
+        for plan in batch.engine.plans[batch.done :]:
+            batch._apply(plan)
+        batch.done = len(batch.engine.plans)
+
+
+def test_items_of_waiting_requests_are_encoded_ahead_one_a_step(folder: str) -> None:
+    batch = waiting(folder)
+    batch.add("a", [(2, 8), (1, 5)])
+    batch.add("b", [(2, 8), (1, 6)])
+    steps(batch, 1)
+    assert batch.encoded == [key_of(8)]
+    steps(batch, 4)
+    assert batch.encoded == [key_of(8), key_of(5), key_of(6)]
+    batch.run()
+    assert batch.encoded == [key_of(8), key_of(5), key_of(6)]
+    assert batch.half.counters.evicted == 0
+
+
+def test_nothing_is_encoded_ahead_that_evicts_or_may_be_a_prefix_hit(folder: str) -> None:
+    batch = waiting(folder, cache_tokens=8)
+    batch.add("a", [(2, 6)])
+    batch.add("b", [(2, 5)])
+    steps(batch, 4)
+    assert batch.encoded == [key_of(6)]
+    batch.run()
+    assert batch.half.counters.evicted == 1
+    batch.engine.add("text2", [1, 2, 3], 20, eos_token_ids=())
+    batch.items["text2"] = RequestItems("", "", [])
+    batch.engine.step()
+    batch.add("c", [(2, 6)])  # the same prompt as "a"
+    batch.run()
+    assert batch.encoded == [key_of(6), key_of(5)]

@@ -1,0 +1,1 @@
+"""Prompts given as embeddings."""
