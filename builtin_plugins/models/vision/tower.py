@@ -118,6 +118,8 @@ def _without_text(config: Any) -> Any:
     text = small.get_text_config()
     for name, value in SMALLEST_TEXT.items():
         setattr(text, name, value)
+    # It is of the text part, and those weights are not loaded here.
+    small.__dict__.pop("quantization_config", None)
     return small
 
 
