@@ -62,7 +62,9 @@ def read_tensors(value: Any, name: str, field: str, max_bytes: int) -> dict[str,
         return _read(value, name, field, max_bytes)
     found: dict[str, ClientTensor] = {}
     for key, part in value.items():
-        found |= _read(part, f"{key}", f"{field}.{key!s:.80}", max_bytes)
+        is_named = field.endswith(f".{key}")
+        own = field if is_named else f"{field}.{key!s:.80}"
+        found |= _read(part, f"{key}", own, max_bytes)
     return found
 
 

@@ -128,3 +128,6 @@ def test_memory_plan_counts_the_tower(served: Served, capsys: pytest.CaptureFixt
     assert main(["plan", str(served.folder), "--max-model-len", "256", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["weight_bytes"] == pytest.approx([plan["checkpoint_bytes"]], rel=0.01)
+    (encoder_cache,) = plan["features"]["multimodal"]
+    hidden = json.loads((served.folder / "config.json").read_text())["text_config"]["hidden_size"]
+    assert encoder_cache >= 16384 * hidden * 4, "the embeddings of a full encoder cache"
