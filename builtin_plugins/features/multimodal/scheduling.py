@@ -108,7 +108,7 @@ class EncoderScheduler:
             sequences.discard(request.request_id)
             if not sequences:
                 del self._holders[items.holder]
-                if request.last_step:
+                if _may_be_read(request):
                     self._ending.append((self._num_steps, store, items.holder))
                 else:
                     store.release(items.holder)
@@ -249,6 +249,16 @@ class EncoderScheduler:
             "mm_encoder_cache_evictions_total": self.counters.evicted,
             "mm_encoder_cache_tokens": sum(self._cache.values()),
         }
+
+
+def _may_be_read(request: Any) -> bool:
+    """Return whether a step in flight may read the tensors of a request that has ended.
+
+    They are read in the steps of its prompt. Once it has a token, these have returned, unless it
+    was preempted and starts again.
+    """
+    has_token = request.num_tokens > request.prompt_len
+    return bool(request.last_step) and (not has_token or request.num_preemptions > 0)
 
 
 def _runs_between(items: RequestItems, start: int, end: int) -> list[tuple[RequestItem, ItemRun]]:

@@ -209,8 +209,22 @@ def test_the_last_sequence_of_a_request_releases_its_tensors(tmp_path: Path) -> 
     batch.engine.abort("a#0")
     assert list(store.holders()) == ["both"]
     batch.run()
-    assert list(store.holders()) == ["both"], "a step in flight may read them"
+    assert list(store.holders()) == []
+
+
+def test_tensors_of_a_request_aborted_in_its_prompt_stay_for_the_steps_in_flight(
+    tmp_path: Path,
+) -> None:
+    store = TensorStore(str(tmp_path))
+    store.open()
+    store.hold("a", [])
+    batch = Batch(limits(), folder=str(tmp_path), max_model_len=80)
+    batch.add("a", [(2, 4), (30, 5)])
+    batch.engine.step()
+    batch.engine.abort("a")
+    assert list(store.holders()) == ["a"]
     batch.engine.add("text", [1, 2, 3], MAX_IN_FLIGHT + 2, eos_token_ids=())
+    batch.items["text"] = RequestItems("", "", [])
     batch.engine.run()
     assert list(store.holders()) == []
 
