@@ -23,11 +23,13 @@ GROUP: Final = 128
 MANY_ROWS: Final = 64
 STORED_BYTES: Final = 96 << 20
 """Bytes of weights that one row is multiplied with: more than usual caches hold."""
-SHARED_BYTES: Final = 8 << 20
-"""Bytes of weights that many rows are multiplied with."""
-ROUNDS: Final = 3
-ENOUGH_S: Final = 0.1
-"""Seconds of calls after which there is no other round."""
+SHARED_BYTES: Final = 2 << 20
+"""Bytes of weights that many rows are multiplied with: on a busy machine a call is to end before
+another program runs.
+"""
+MIN_ROUNDS: Final = 3
+MIN_S: Final = 0.1
+"""Seconds of calls before which there is another round."""
 FILL: Final = 0x3C
 """A byte that is a moderate number in every kind of storage, scales included."""
 DTYPES: Final = {
@@ -39,7 +41,7 @@ DTYPES: Final = {
 }
 """Kinds of stored weights, with the dtype of the rows that they are multiplied with."""
 BITS: Final = {"int8": 8, "int4": 4}
-PAIRED: Final = ("amx", "avx512_bf16")
+PAIRED: Final = ("amx", "avx512_bf16", "neon_bf16")
 """Variants with products of bfloat16; the others widen weights to float32."""
 
 
@@ -83,7 +85,7 @@ def _empty(ops: Ops, rows: int, dtype: torch.dtype) -> torch.Tensor:
 def _seconds(function: Callable[[], object]) -> float:
     """Return the time of the fastest of some calls: others may use the machine, too."""
     times: list[float] = []
-    while len(times) < ROUNDS and sum(times) < ENOUGH_S:
+    while len(times) < MIN_ROUNDS or sum(times) < MIN_S:
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
