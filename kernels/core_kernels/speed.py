@@ -95,3 +95,11 @@ def _seconds(function: Callable[[], object]) -> float:
 def widens_bfloat16(library: Library) -> bool:
     """Return whether the selected variant has no products of bfloat16."""
     return not library.core_kernels_isa().decode().startswith(PAIRED)
+
+
+def prefers_int8(library: Library) -> bool:
+    """Return whether the selected variant multiplies int8 weights faster than bfloat16 ones.
+
+    Without vector instructions for integers it does not.
+    """
+    return widens_bfloat16(library) and library.core_kernels_isa() != b"generic"

@@ -62,5 +62,6 @@ def test_bfloat16_is_widened_where_the_variant_has_no_pairs() -> None:
             if LIBRARY.core_kernels_use(isa.encode()):
                 expected = isa in ("generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni")
                 assert speed.widens_bfloat16(LIBRARY) == expected
+                assert speed.prefers_int8(LIBRARY) == (expected and isa != "generic")
     finally:
         LIBRARY.core_kernels_use(best)

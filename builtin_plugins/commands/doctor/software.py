@@ -141,8 +141,12 @@ def _speed(library: Mapping[str, Any]) -> str:
         f"{2 * library[kind]['prefill_bytes'] / size / 1e9:.0f} GFLOP/s by many"
         for kind, size in sizes.items()
     ]
-    widened = "; bfloat16 is widened to float32 on this processor: --quantization int8 is faster"
-    return "; ".join(texts) + (widened if library["widens"] else "")
+    if library["widens"]:
+        texts.append("bfloat16 is widened to float32 on this processor")
+        numbers = {kind: library[kind]["decode_bytes"] / size for kind, size in sizes.items()}
+        if numbers["int8"] > numbers["bfloat16"]:
+            texts[-1] += ": --quantization int8 is faster"
+    return "; ".join(texts)
 
 
 def check_compiler() -> Iterator[Finding]:

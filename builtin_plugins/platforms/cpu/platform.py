@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from core_kernels.library import Library, load_library, use_isa
-from core_kernels.speed import widens_bfloat16
+from core_kernels.speed import prefers_int8
 
 from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
@@ -192,7 +192,7 @@ def _advise(model: Model, library: Library) -> None:
     """Log what would be faster where the processor has no products of the weights' dtype."""
     tensors = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else ()
     plain = sum(each.nbytes for each in tensors if each.dtype == torch.bfloat16)
-    if widens_bfloat16(library) and 2 * plain > sum(each.nbytes for each in tensors):
+    if prefers_int8(library) and 2 * plain > sum(each.nbytes for each in tensors):
         log.info(
             "%s has no products of bfloat16: the kernels widen the weights to float32. "
             "--quantization int8 halves what a token reads and is faster; `engine plan` says by "

@@ -271,6 +271,12 @@ def test_measured_speed_is_named_with_what_is_faster() -> None:
     assert "--quantization" not in text
 
 
+def test_int8_is_not_recommended_where_it_is_measured_to_be_slower() -> None:
+    slow = {"kind": "int8", "decode_bytes": 1e9, "prefill_bytes": 1e9}
+    text = only(software.check_torch(probed_library(int8=slow)), "speed").text
+    assert text.endswith("bfloat16 is widened to float32 on this processor")
+
+
 def test_missing_kernels_are_built_or_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_compiler", lambda: "/usr/bin/g++")
     found = only(software.check_torch(probed(faults=["k.so has ABI 0"])), "kernels")

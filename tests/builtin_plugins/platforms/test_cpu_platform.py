@@ -174,12 +174,12 @@ def test_forced_isa_computes_and_limits_the_facts_until_the_next_start() -> None
 
 @pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 @pytest.mark.parametrize(
-    ("widens", "dtype", "lines"),
+    ("faster", "dtype", "lines"),
     [(True, torch.bfloat16, 1), (True, torch.uint8, 0), (False, torch.bfloat16, 0)],
 )
-def test_start_says_what_is_faster_where_bfloat16_is_widened(
+def test_start_recommends_int8_where_it_is_faster_than_bfloat16(
     *,
-    widens: bool,
+    faster: bool,
     dtype: torch.dtype,
     lines: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +187,7 @@ def test_start_says_what_is_faster_where_bfloat16_is_widened(
 ) -> None:
     model = torch.nn.Module()
     model.register_buffer("weight", torch.zeros(64, dtype=dtype))
-    monkeypatch.setattr(cpu, "widens_bfloat16", lambda library: widens)
+    monkeypatch.setattr(cpu, "prefers_int8", lambda library: faster)
     with caplog.at_level("INFO"):
         cpu.CpuPlatform().wrap(model, [])  # type: ignore[arg-type]
     found = [record.message for record in caplog.records if "--quantization int8" in record.message]
