@@ -13,11 +13,12 @@ from typing import Final
 
 import torch
 
+from core_kernels.floats import FloatOps
 from core_kernels.library import Library
 from core_kernels.packed import PackedOps
 from core_kernels.quantized import QuantizedOps
 
-Ops = PackedOps | QuantizedOps
+Ops = PackedOps | QuantizedOps | FloatOps
 WIDTH: Final = 4096
 GROUP: Final = 128
 MANY_ROWS: Final = 64
@@ -38,6 +39,7 @@ DTYPES: Final = {
     "float16": torch.float16,
     "int8": torch.bfloat16,
     "int4": torch.bfloat16,
+    "fp8": torch.bfloat16,
 }
 """Kinds of stored weights, with the dtype of the rows that they are multiplied with."""
 BITS: Final = {"int8": 8, "int4": 4}
@@ -58,13 +60,19 @@ class Speed:
 
 def measure_speed(library: Library, kind: str) -> Speed:
     """Return the speed of the selected variant with its current number of threads."""
-    ops: Ops = PackedOps(library) if kind not in BITS else QuantizedOps(library, BITS[kind], GROUP)
+    ops = _ops(library, kind)
     dtype = DTYPES[kind]
     return Speed(
         kind,
         _bytes_per_s(ops, dtype, STORED_BYTES, 1),
         _bytes_per_s(ops, dtype, SHARED_BYTES, MANY_ROWS) * MANY_ROWS,
     )
+
+
+def _ops(library: Library, kind: str) -> Ops:
+    if kind == "fp8":
+        return FloatOps(library, torch.float8_e4m3fn, GROUP)
+    return QuantizedOps(library, BITS[kind], GROUP) if kind in BITS else PackedOps(library)
 
 
 def _bytes_per_s(ops: Ops, dtype: torch.dtype, num_bytes: int, rows: int) -> float:

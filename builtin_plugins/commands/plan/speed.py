@@ -20,6 +20,8 @@ SMALL_SHARE: Final = 0.02
 INT8_SHARE: Final = (8 + 16 / 128) / 16
 """Bytes of eight-bit weights with their scales, of those of sixteen bits."""
 INT8: Final = "int8"
+PACKED: Final = ("int4", "fp8")
+"""Kinds of packed storage with their own speed, named by --quantization; others are as int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def estimate_speed(plan: MemoryPlan) -> SpeedEstimate | None:
 
 def stored_kinds(token_bytes: Mapping[str, int], quantization: str) -> dict[str, float]:
     """Return the bytes that a token reads by kind of storage, without negligible kinds."""
-    packed = "int4" if "int4" in quantization else INT8
+    packed = next((kind for kind in PACKED if kind in quantization), INT8)
     found: dict[str, float] = {}
     for dtype, num_bytes in token_bytes.items():
         kind = dtype if dtype in FLOATS else packed

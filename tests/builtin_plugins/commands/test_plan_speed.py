@@ -59,6 +59,7 @@ def test_packed_bytes_are_of_the_kind_that_is_named() -> None:
     stored = {"uint8": 1000, "bfloat16": 500, "int64": 1}
     assert speed.stored_kinds(stored, "int4") == {"int4": 1001, "bfloat16": 500}
     assert speed.stored_kinds({"uint8": 1000, "float32": 5}, "gptq") == {"int8": 1000}
+    assert speed.stored_kinds({"uint8": 1000}, "fp8") == {"fp8": 1000}
 
 
 @needs_library
