@@ -1,8 +1,9 @@
 """Compiles the C++ kernels into the wheel. Everything else about the package stands in
 pyproject.toml.
 
-The library has the variants of every processor. Without a compiler the wheel is a pure one: the
-engine then builds the library on first use, or goes without.
+The library has the variants of every processor of this machine's architecture, or of the one that
+the wheel is for: `--plat-name linux_aarch64` compiles with a cross compiler. Without a compiler the
+wheel is a pure one: the engine then builds the library on first use, or goes without.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ class BuildWithKernels(build_py):
         if self.editable_mode:
             return
         target = Path(self.build_lib) / "core_kernels" / KERNELS["LIBRARY_NAME"]
+        wheel = self.distribution.get_command_obj("bdist_wheel", create=False)
+        platform = getattr(wheel, "plat_name", None) or ""
+        for architecture, variants in KERNELS["ARCHITECTURES"].items():
+            if architecture != KERNELS["ARCHITECTURE"] and platform.endswith(architecture):
+                KERNELS["compile_library"](target, variants, KERNELS["OBJECTS"], architecture)
+                return
         try:
             KERNELS["compile_library"](target, KERNELS["VARIANTS"], KERNELS["OBJECTS"])
         except KERNELS["BuildError"] as error:

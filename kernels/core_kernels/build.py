@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +35,8 @@ CACHE: Final = Path.home() / ".cache" / "core_kernels"
 OBJECTS: Final = _ROOT / "build" / "kernels" if _IN_CHECKOUT else CACHE / "objects"
 """Folder of compiled files."""
 COMPILERS: Final = ("c++", "g++", "clang++")
+CROSS_COMPILERS: Final = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
+"""By architecture: the compiler that Debian's packages install on machines of another one."""
 FLAGS: Final = (
     "-O3",
     "-std=c++17",
@@ -60,6 +62,10 @@ TILE_SOURCES: Final = ("attention/attention", "quant/quantized", "quant/floats",
 """Sources that use tile registers."""
 INTEGER_SOURCES: Final = ("quant/superblocks", "quant/quantized")
 """Sources that use dot products of integers."""
+BYTE_SOURCES: Final = ("quant/superblocks",)
+"""Sources that use dot products of bytes where others of integers are as fast."""
+PAIR_SOURCES: Final = ("attention/attention", "quant/floats", "gemm/linear")
+"""Sources that use dot products of bfloat16."""
 ONCE: Final = (
     "dispatch",
     "processor",
@@ -99,9 +105,19 @@ X86: Final = {
     "amx": Variant(_TILES, TILE_SOURCES, "avx512_bf16"),
     "amx_emulated": Variant((*_TILES, "-DEMULATED_TILES"), TILE_SOURCES, "avx512_bf16"),
 }
-VARIANTS: Final = (
-    X86 if platform.machine().lower() in ("x86_64", "amd64") else {"generic": Variant()}
+_DOTPROD: Final = "-march=armv8.2-a+dotprod"
+ARM: Final = {
+    "generic": Variant(),
+    "neon_dotprod": Variant((_DOTPROD,), BYTE_SOURCES, "generic"),
+    "neon_i8mm": Variant((f"{_DOTPROD}+i8mm",), BYTE_SOURCES, "generic"),
+    "neon_bf16": Variant((f"{_DOTPROD}+i8mm+bf16",), PAIR_SOURCES, "neon_i8mm"),
+}
+ARCHITECTURES: Final = {"x86_64": X86, "aarch64": ARM}
+ARCHITECTURE: Final = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+    platform.machine().lower(), platform.machine().lower()
 )
+"""This machine's architecture."""
+VARIANTS: Final = ARCHITECTURES.get(ARCHITECTURE, {"generic": Variant()})
 """What this machine's compiler can build, whether or not the processor runs it."""
 
 
@@ -109,14 +125,15 @@ class BuildError(Exception):
     """The library was not built; the text says why."""
 
 
-def find_compiler() -> str | None:
-    """Return the path of a C++ compiler, or None."""
-    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+def find_compiler(architecture: str = ARCHITECTURE) -> str | None:
+    """Return the path of a C++ compiler for this or another architecture, or None."""
+    names = COMPILERS if architecture == ARCHITECTURE else (CROSS_COMPILERS[architecture],)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
-def source_hash() -> str:
+def source_hash(variants: Mapping[str, Variant] = VARIANTS) -> str:
     """Return a short hash of the sources: part of the library and of the name of a cached one."""
-    digest = hashlib.sha256(repr((FLAGS, VARIANTS, ONCE)).encode())
+    digest = hashlib.sha256(repr((FLAGS, dict(variants), ONCE)).encode())
     for path in sorted((*SOURCE_FOLDER.rglob("*.cpp"), *SOURCE_FOLDER.rglob("*.h"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -138,21 +155,26 @@ def probe_processor(objects: Path) -> ctypes.CDLL:
     return probe
 
 
-def compile_library(target: Path, variants: Iterable[str], objects: Path) -> None:
+def compile_library(
+    target: Path, variants: Iterable[str], objects: Path, architecture: str = ARCHITECTURE
+) -> None:
     """Build the library at `target`, atomically, with these variants and their bases.
 
-    `objects` keeps compiled files: a variant that it has costs no second compilation. Raises
-    `BuildError`.
+    `objects` keeps compiled files: a variant that it has costs no second compilation. For another
+    architecture it uses a cross compiler. Raises `BuildError`.
     """
-    names = with_bases(variants)
-    made = _Objects(_compiler(), objects)
+    known = VARIANTS if architecture == ARCHITECTURE else ARCHITECTURES[architecture]
+    names = with_bases(variants, known)
+    made = _Objects(
+        _compiler(architecture), objects if known is VARIANTS else objects / architecture
+    )
     steps = [
-        partial(made.compiled, source, name)
+        partial(made.compiled, source, name, known[name].flags)
         for source in SOURCES
         for name in names
-        if source in VARIANTS[name].sources
+        if source in known[name].sources
     ]
-    defined = (f'-DSOURCE_HASH="{source_hash()}"', *(f"-DBUILT_{name}" for name in names))
+    defined = (f'-DSOURCE_HASH="{source_hash(known)}"', *(f"-DBUILT_{name}" for name in names))
     steps += [
         partial(made.compiled, source, flags=defined if source == "dispatch" else ())
         for source in ONCE
@@ -167,11 +189,14 @@ def compile_library(target: Path, variants: Iterable[str], objects: Path) -> Non
     made.link(parts, target)
 
 
-def with_bases(variants: Iterable[str]) -> list[str]:
+def with_bases(variants: Iterable[str], known: Mapping[str, Variant] = VARIANTS) -> list[str]:
     """Return the variants and those that have the rest of their tables, each once."""
-    named = set(variants)
-    named |= {VARIANTS[name].base for name in named} - {""}
-    return [name for name in VARIANTS if name in named]
+    named: set[str] = set()
+    for name in variants:
+        while name and name not in named:
+            named.add(name)
+            name = known[name].base
+    return [name for name in known if name in named]
 
 
 class _Objects:
@@ -189,9 +214,7 @@ class _Objects:
     def compiled(self, source: str, variant: str = "", flags: Sequence[str] = ()) -> Path:
         """Return the object file of a source, compiled now if it is new."""
         path = SOURCE_FOLDER / f"{source}.cpp"
-        command = [*FLAGS, *flags]
-        if variant:
-            command += [*VARIANTS[variant].flags, f"-DVARIANT={variant}"]
+        command = [*FLAGS, *flags, *([f"-DVARIANT={variant}"] if variant else [])]
         digest = self._common.copy()
         digest.update(" ".join(command).encode() + path.read_bytes())
         stem = f"{path.stem}_{variant}" if variant else path.stem
@@ -224,8 +247,10 @@ class _Objects:
             os.replace(made, target)
 
 
-def _compiler() -> str:
-    compiler = find_compiler()
+def _compiler(architecture: str = ARCHITECTURE) -> str:
+    compiler = find_compiler(architecture)
+    if compiler is None and architecture != ARCHITECTURE:
+        raise BuildError(f"no {CROSS_COMPILERS[architecture]} found")
     if compiler is None:
         raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
     return compiler

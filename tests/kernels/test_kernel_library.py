@@ -80,7 +80,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
 def test_missing_compiler_logs_one_warning(
     no_installed_library: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda *_: None)
     with caplog.at_level(logging.WARNING):
         assert library.load_library() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -210,7 +210,7 @@ def test_isa_that_cannot_be_built_is_refused_and_leaves_the_best_one(
 ) -> None:
     loaded = library.load_library()
     assert loaded is not None
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda *_: None)
     monkeypatch.setattr(library.Library, "variants", ["fastest"])
     with pytest.raises(ValueError, match=r"got generic; .*without generic; no C.. comp"):
         library.use_isa("generic")
@@ -345,7 +345,7 @@ def test_unknown_variant_is_refused_with_the_known_ones(
 def test_build_without_a_compiler_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda *_: None)
     monkeypatch.setattr(build, "OBJECTS", tmp_path)
     assert build.main([]) == 0
     assert "C++ kernels not built, going on without them: no C++ compiler" in (
@@ -359,5 +359,7 @@ def test_bases_of_variants_come_along_once() -> None:
     assert build.with_bases(["amx", "avx512_vnni"]) == [
         "avx512", "avx512_vnni", "avx512_bf16", "amx"
     ]  # fmt: skip
-    for variant in build.VARIANTS.values():
-        assert variant.base or set(variant.sources) == set(build.SOURCES)
+    assert build.with_bases(["neon_bf16"], build.ARM) == ["generic", "neon_i8mm", "neon_bf16"]
+    for variants in build.ARCHITECTURES.values():
+        for variant in variants.values():
+            assert variant.base or set(variant.sources) == set(build.SOURCES)

@@ -41,7 +41,8 @@ struct Variant {
 };
 
 // The tables of one variant, some of them shared with another one (build.py lists which sources are
-// compiled for each): `products` for tile registers, `integers` and `blocks` for integer products.
+// compiled for each): `products` for tile registers or bfloat16, `integers` and `blocks` for
+// integer products.
 #define TABLES(isa, products, integers, blocks)                                            \
     &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products,         \
         &sampling_##isa, &quantized_##integers, &superblocks_##blocks, &floats_##products, \
@@ -81,6 +82,18 @@ const Variant* variants() {
 #endif
 #if defined(BUILT_avx2)
         {"avx2", processor::runs("avx2"), OWN_TABLES(avx2)},
+#endif
+#if defined(BUILT_neon_bf16)
+        {"neon_bf16", processor::runs("neon_bf16"),
+         TABLES(generic, neon_bf16, generic, neon_i8mm)},
+#endif
+#if defined(BUILT_neon_i8mm)
+        {"neon_i8mm", processor::runs("neon_i8mm"),
+         TABLES(generic, generic, generic, neon_i8mm)},
+#endif
+#if defined(BUILT_neon_dotprod)
+        {"neon_dotprod", processor::runs("neon_dotprod"),
+         TABLES(generic, generic, generic, neon_dotprod)},
 #endif
 #if defined(BUILT_generic)
         {"generic", true, OWN_TABLES(generic)},

@@ -8,6 +8,8 @@
 #include <cpuid.h>
 
 #include "cpu/gemm/tile_check.h"
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -25,6 +27,18 @@ bool has_avx_vnni() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
 }
+#endif
+
+#if defined(__aarch64__)
+// Bits of the Linux kernel's hardware capabilities; older headers do not name them.
+constexpr unsigned long kDotProduct = 1ul << 20, kMatrixProduct = 1ul << 13,
+                        kBFloat16Product = 1ul << 14;
+#if defined(__linux__)
+bool has_hwcap(unsigned long of, unsigned long bit) { return getauxval(of) & bit; }
+#else
+constexpr unsigned long AT_HWCAP = 0, AT_HWCAP2 = 0;
+bool has_hwcap(unsigned long, unsigned long) { return false; }
+#endif
 #endif
 
 // The fastest first. `amx_emulated` is for tests only.
@@ -46,6 +60,15 @@ const Support* all_variants() {
                                   {"avx2", avx2},
                                   {"generic", true},
                                   {"amx_emulated", pairs},
+                                  {}};
+#elif defined(__aarch64__)
+    static const bool dotprod = has_hwcap(AT_HWCAP, kDotProduct);
+    static const bool i8mm = dotprod && has_hwcap(AT_HWCAP2, kMatrixProduct);
+    static const bool bf16 = i8mm && has_hwcap(AT_HWCAP2, kBFloat16Product);
+    static const Support all[] = {{"neon_bf16", bf16},
+                                  {"neon_i8mm", i8mm},
+                                  {"neon_dotprod", dotprod},
+                                  {"generic", true},
                                   {}};
 #else
     static const Support all[] = {{"generic", true}, {}};

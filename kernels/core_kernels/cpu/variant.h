@@ -10,4 +10,5 @@
 // (dispatch.cpp).
 #define VARIANT_TABLES(Ops, name)                                                \
     extern const Ops name##generic, name##avx2, name##avx2_vnni, name##avx512,   \
-        name##avx512_vnni, name##avx512_bf16, name##amx, name##amx_emulated
+        name##avx512_vnni, name##avx512_bf16, name##amx, name##amx_emulated,     \
+        name##neon_dotprod, name##neon_i8mm, name##neon_bf16

@@ -1,8 +1,9 @@
-// Runs the functions of the library over a grid of shapes and writes their results, as float32,
-// to standard output: for each a line with its name and count, then its numbers. Inputs are equal
-// on every machine, so that results of two architectures can be compared.
+// Runs the functions of a variant of the library over a grid of shapes and writes their results, as
+// float32, to standard output: for each a line with its name and count, then its numbers. Inputs
+// are equal on every machine, so that results of two architectures can be compared.
 //
-// Ends with 1 if a row's product depends on the rows next to it.
+// Ends with 1 if a row's product depends on the rows next to it, and with 2 if the processor or the
+// library lacks the variant. Without an argument it only writes the processor's best variant.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +28,7 @@ struct Type {
 
 extern "C" {
 int32_t core_kernels_use(const char* variant);
+const char* core_kernels_best();
 void core_kernels_threads(int64_t count);
 void core_rms_norm(void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t,
                    float, float, int32_t);
@@ -315,8 +317,9 @@ void copies() {
 
 }  // namespace
 
-int main() {
-    if (!core_kernels_use("generic")) return 2;
+int main(int count, char** arguments) {
+    if (count < 2) return std::puts(core_kernels_best()) < 0;
+    if (!core_kernels_use(arguments[1])) return 2;
     core_kernels_threads(2);
     for (const Type& type : kTypes) {
         linears(type);

@@ -1,4 +1,5 @@
-"""The library built for another architecture computes what it computes here, over a grid of shapes.
+"""The library built for another architecture computes what it computes here, over a grid of shapes,
+in each of its variants.
 
 The compiler and the emulator are Debian's packages g++-aarch64-linux-gnu and qemu-user.
 """
@@ -23,6 +24,13 @@ ROUNDED_TOLERANCE: Final = 2e-3
 LEAST_RESULTS: Final = 1000
 
 Results = list[tuple[str, str, np.ndarray]]
+
+
+CPUS: Final = {"cortex-a72": "generic", "neoverse-n1": "neon_dotprod", "max": "neon_bf16"}
+"""The best variant of some emulated processors."""
+COMPILER: Final = build.find_compiler("aarch64") if build.ARCHITECTURE != "aarch64" else None
+EMULATOR: Final = shutil.which("qemu-aarch64")
+SYSTEM: Final = "/usr/aarch64-linux-gnu"
 
 
 def compile_grid(compiler: str, library: Path, target: Path) -> None:
@@ -59,32 +67,44 @@ def here(tmp_path: Path) -> Results:
         pytest.skip("no C++ library with the generic variant, or no compiler, on this machine")
     path = Path(library._name)
     compile_grid(compiler, path, tmp_path / "grid")
-    return results(["env", f"LD_LIBRARY_PATH={path.parent}", str(tmp_path / "grid")])
+    return results(["env", f"LD_LIBRARY_PATH={path.parent}", str(tmp_path / "grid"), "generic"])
 
 
-@pytest.mark.slow
-def test_aarch64_library_computes_the_same_grid(
-    here: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = shutil.which("aarch64-linux-gnu-g++")
-    emulator = shutil.which("qemu-aarch64")
-    if compiler is None or emulator is None:
-        pytest.skip("no aarch64-linux-gnu-g++ (g++-aarch64-linux-gnu) or qemu-aarch64 (qemu-user)")
-    monkeypatch.setattr(build, "find_compiler", lambda: compiler)
-    library = tmp_path / "aarch64" / build.LIBRARY_NAME
-    build.compile_library(library, ["generic"], tmp_path / "objects")
-    grid = tmp_path / "aarch64" / "grid"
-    compile_grid(compiler, library, grid)
-    system = "/usr/aarch64-linux-gnu"
-    paths = f"LD_LIBRARY_PATH={library.parent}"
-    there = results([emulator, "-L", system, "-E", paths, str(grid)])
-    assert [each[:2] for each in there] == [each[:2] for each in here]
+def differences(found: Results, expected: Results) -> list[str]:
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
     wrong = []
-    for (name, dtype, found), (_, _, expected) in zip(there, here, strict=True):
-        assert np.isfinite(expected).all(), f"{name} {dtype}"
-        size = max(1.0, float(np.abs(expected).max()))
-        off = float(np.abs(found - expected).max()) / size
+    for (name, dtype, own), (_, _, other) in zip(found, expected, strict=True):
+        assert np.isfinite(other).all(), f"{name} {dtype}"
+        size = max(1.0, float(np.abs(other).max()))
+        off = float(np.abs(own - other).max()) / size
         allowed = max(TOLERANCES[dtype], ROUNDED_TOLERANCE if "_x8_" in name else 0)
         if not off <= allowed:
             wrong.append(f"{name} {dtype}: off by {off:.1e}")
-    assert wrong == []
+    return wrong
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    COMPILER is None or EMULATOR is None,
+    reason="no aarch64-linux-gnu-g++ (g++-aarch64-linux-gnu) or qemu-aarch64 (qemu-user)",
+)
+def test_aarch64_variants_compute_the_same_grid(here: Results, tmp_path: Path) -> None:
+    assert COMPILER is not None
+    assert EMULATOR is not None
+    library = tmp_path / "aarch64" / build.LIBRARY_NAME
+    build.compile_library(library, build.ARM, build.OBJECTS, "aarch64")
+    grid = library.with_name("grid")
+    compile_grid(COMPILER, library, grid)
+
+    def command(*arguments: str) -> list[str]:
+        return [EMULATOR, "-L", SYSTEM, "-E", f"LD_LIBRARY_PATH={library.parent}", *arguments]
+
+    best = {
+        cpu: subprocess.run(
+            command("-cpu", cpu, str(grid)), capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for cpu in CPUS
+    }
+    assert best == CPUS
+    wrong = {name: differences(results(command(str(grid), name)), here) for name in build.ARM}
+    assert wrong == {name: [] for name in build.ARM}

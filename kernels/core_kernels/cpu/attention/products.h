@@ -10,12 +10,6 @@
 
 namespace {
 
-#if defined(__AVX512BF16__)
-constexpr bool kMultipliesPairs = true;
-#else
-constexpr bool kMultipliesPairs = false;
-#endif
-
 // Type of the queries and weights that are multiplied by keys and values of type T.
 template <typename T>
 using Factor =

@@ -194,7 +194,7 @@ template <typename T>
 class Worker {
 public:
     // For up to max_rows rows at once.
-    explicit Worker(int64_t max_rows) : chunked_(kWholePanels ? 0 : max_rows) {}
+    explicit Worker(int64_t max_rows) : chunked_(kWholePanels || !kWidensInput<T> ? 0 : max_rows) {}
 
     // Rows [first, last) of x, which p.x points to, times one panel.
     void multiply(const Product& p, const T* weight, int64_t panel, int64_t first, int64_t last,
@@ -211,7 +211,7 @@ public:
             p.bias ? static_cast<const T*>(p.bias) + panel * kPanel : nullptr,
             p.out - panel * kPanel};
         const Input<T>* x = static_cast<const Input<T>*>(p.x) + first * p.x_stride;
-        if constexpr (kWholePanels)
+        if constexpr (kWholePanels || !kWidensInput<T>)
             in_whole_panels(to, x, p.x_stride, last - first, own, order);
         else
             chunked_.multiply(to, x, p.x_stride, last - first, own);
@@ -228,8 +228,12 @@ private:
                 const char* begin = reinterpret_cast<const char*>(panel.from);
                 const Prefetch ahead = prefetch_for(begin, panel.bytes(),
                                                     panel.bytes() / panel.units, b, blocks, order);
-                block<T, R, kTiles>(out, to.stride, x + row * x_stride, x_stride, panel.from,
-                                    panel.step(), panel.units, to.bias, to.columns, ahead);
+                constexpr int C = kWholePanels ? kTiles : kBlockTiles<R>;
+                for (int64_t c = 0; c < kPanel; c += C * kLanes)
+                    block<T, R, C>(out + c, to.stride, x + row * x_stride, x_stride,
+                                   panel.tile(c, 0), panel.step(), panel.units,
+                                   to.bias ? to.bias + c : nullptr, to.columns - c,
+                                   c ? Prefetch() : ahead);
                 return;
             }
             for (int64_t c = 0; c < panel.width; c += kLanes)

@@ -11,13 +11,8 @@ namespace {
 
 // Rows of x are widened to float32 once, before the product, except where instructions multiply
 // bfloat16.
-#if defined(__AVX512BF16__)
 template <typename T>
-constexpr bool kWidensInput = !std::is_same_v<T, BFloat16>;
-#else
-template <typename T>
-constexpr bool kWidensInput = true;
-#endif
+constexpr bool kWidensInput = !(kMultipliesPairs && std::is_same_v<T, BFloat16>);
 template <typename T>
 using Input = std::conditional_t<kWidensInput<T>, float, T>;
 

@@ -10,12 +10,22 @@
 #include <type_traits>
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/vectors.h"
+#include "cpu/vector_memory.h"
 #include "cpu/gemm/tile_registers.h"
 
 namespace {
+
+// Whether instructions multiply pairs of bfloat16 and add both products.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kMultipliesPairs = true;
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
 
 constexpr int kTiles = 4;
 constexpr int kPanel = kTiles * kLanes;
@@ -67,6 +77,21 @@ struct Units<BFloat16> {
     }
     static Floats add_product(Floats sum, Spread x, Column w) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+    }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    typedef Words Spread;
+    typedef Words Column;
+    static Spread spread_of(const BFloat16* x) {
+        uint32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        return Words{} + pair;
+    }
+    static Column column_of(const BFloat16* tile) { return load_vector<Words>(tile); }
+    static Column first_only(Column column) { return column & 0xffff; }
+    static Floats add_product(Floats sum, Spread x, Column w) {
+        return (Floats)in_registers((Words)sum, x, w, [](auto own, auto a, auto b) {
+            return (decltype(own))vbfdotq_f32((float32x4_t)own, (bfloat16x8_t)a, (bfloat16x8_t)b);
+        });
     }
 #else
     struct Spread {

@@ -12,6 +12,8 @@
 #include "cpu/vector_memory.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -137,6 +139,13 @@ inline Ints add_pairs(Ints sums, Words x, Words weights) {
     return sums + (Ints)in_registers(x, weights, [](auto a, auto b) {
                return (decltype(a))_mm256_madd_epi16((__m256i)a, (__m256i)b);
            });
+#elif defined(__aarch64__)
+    return (Ints)in_registers((Words)sums, x, weights, [](auto sum, auto a, auto b) {
+        const int16x8_t first = (int16x8_t)a, second = (int16x8_t)b;
+        const int32x4_t low = vmull_s16(vget_low_s16(first), vget_low_s16(second)),
+                        high = vmull_high_s16(first, second);
+        return (decltype(sum))vaddq_s32((int32x4_t)sum, vpaddq_s32(low, high));
+    });
 #else
     const Ints low = ((Ints)(x << 16) >> 16) * ((Ints)(weights << 16) >> 16);
     return sums + low + ((Ints)x >> 16) * ((Ints)weights >> 16);
@@ -156,12 +165,31 @@ inline Ints add_bytes(Ints sums, Words x, Words weights) {
         return (decltype(sum))_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
     });
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool kMultipliesBytes = false;
+inline Ints add_bytes(Ints sums, Words x, Words weights) {
+    return (Ints)in_registers((Words)sums, weights, x, [](auto sum, auto a, auto b) {
+        return (decltype(sum))vusdotq_s32((int32x4_t)sum, (uint8x16_t)a, (int8x16_t)b);
+    });
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kMultipliesBytes = false;
+// Both factors are signed: weights are multiplied minus 128, which is added again as twice 64.
+inline Ints add_bytes(Ints sums, Words x, Words weights) {
+    return (Ints)in_registers((Words)sums, weights, x, [](auto sum, auto a, auto b) {
+        const int8x16_t own = veorq_s8((int8x16_t)a, vdupq_n_s8(-128)), numbers = (int8x16_t)b;
+        const int32x4_t half = vdotq_s32(vdupq_n_s32(0), numbers, vdupq_n_s8(64)),
+                        offset = vaddq_s32(half, half);
+        return (decltype(sum))vaddq_s32(vdotq_s32((int32x4_t)sum, own, numbers), offset);
+    });
+}
 #else
 constexpr bool kMultipliesBytes = false;
 inline Ints add_bytes(Ints sums, Words, Words) { return sums; }
 #endif
-#if defined(__AVXVNNI__)
-constexpr bool kAddsBytes = true;  // to sums of 32 bits
+// Whether products of bytes are added to sums of 32 bits.
+#if defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kAddsBytes = true;
 #else
 constexpr bool kAddsBytes = kMultipliesBytes;
 #endif

@@ -122,7 +122,7 @@ public:
                 for (int64_t at = 0; at < at_.codes_at(columns); at += kCacheLine)
                     __builtin_prefetch(next + at, 0, 2);
                 const uint8_t* codes = group + at_.codes_at(columns);
-                if constexpr (!kWholePanels) {
+                if constexpr (!kWholePanels && std::is_same_v<T, float>) {
                     add_tiles(group, codes, columns, g, from, rows);
                     continue;
                 }
@@ -198,7 +198,12 @@ private:
 #endif
         in_even_blocks<kRowsOf<T>>(rows, [&](auto count, int64_t row, int64_t, int64_t) {
             constexpr int R = decltype(count)::value;
-            if (columns == kPanel) return add_block<R, kTiles>(scales, columns, x, row, 0, units);
+            constexpr int C = kWholePanels ? kTiles : kBlockTiles<R>;
+            if (columns == kPanel) {
+                for (int64_t c = 0; c < kPanel; c += C * kLanes)
+                    add_block<R, C>(scales, columns, x, row, c, units);
+                return;
+            }
             for (int64_t c = 0; c < columns; c += kLanes)
                 add_block<R, 1>(scales, columns, x, row, c, units);
         });

@@ -32,7 +32,7 @@ constexpr int64_t kFetchAhead = Kind::kInputs != kUnit       ? kPanel * Kind::kB
                                 : kInterleavesPrefetch<Kind> ? 6144
                                                              : 2048;
 // True if 8-bit x is multiplied as bytes.
-constexpr bool kAsBytes = kMultipliesBytes || kMultipliesSmallBytes;
+constexpr bool kAsBytes = kAddsBytes || kMultipliesSmallBytes;
 // Layout of x for packed and for unpacked panels.
 template <typename Kind, int kBits>
 constexpr IntegerLayout kPackedLayout = kBits == 8 && kAsBytes ? IntegerLayout::kByte
@@ -43,7 +43,7 @@ constexpr IntegerLayout kUnpackedLayout =
     kBits == 8 && kAsBytes ? IntegerLayout::kByte : IntegerLayout::kPairs;
 // Rows per block of a packed panel. Each count is compiled for each kind, so there are few.
 template <int kBits>
-constexpr int kPackedRows = kMultipliesBytes || (kMultipliesSmallBytes && kBits == 8) ? 3 : 1;
+constexpr int kPackedRows = kMultipliesBytes || (kAsBytes && kBits == 8) ? 3 : 1;
 // Maximum rows for packed panels (measured). Scales of a few bits make repeated passes expensive;
 // with float16 scales and 8-bit x unpacking gains nothing.
 template <typename Kind, int kBits>
