@@ -118,9 +118,14 @@ docs: tools ## reference pages generated, documentation built into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: dist
-dist: tools $(STAMPS)/kernels-all ## wheel, with all variants of the kernels, and source distribution in dist/
+dist: tools $(STAMPS)/kernels-all ## wheels, with all variants of the kernels, and source distribution in dist/
 	rm -rf dist build/lib* build/bdist.*
 	$(PY) -m build --no-isolation --wheel --sdist
+	@for each in x86_64 aarch64; do \
+		[ $$each != "$$(uname -m)" ] && command -v $$each-linux-gnu-g++ > /dev/null || continue; \
+		rm -rf build/lib* build/bdist.*; \
+		$(PY) -m build --no-isolation --wheel -C--build-option=--plat-name=linux_$$each || exit 1; \
+	done
 	rm -rf core.egg-info
 
 .PHONY: format

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from core_kernels.build import VARIANTS
 from core_kernels.library import load_library
 
 VECTORS = ["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]
@@ -17,7 +18,7 @@ def vector_isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from computing_on(request.param)
 
 
-@pytest.fixture(params=[*VECTORS, "avx2_vnni", "amx", "amx_emulated"])
+@pytest.fixture(params=list(VARIANTS))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Compute on this instruction set; products have some that other ops have not."""
     yield from computing_on(request.param)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from core_kernels import build
 
 ROOT = Path(__file__).parents[2]
 KERNEL = ("api", "types", "config", "contracts", "plugin", "kv", "scheduler", "worker")
@@ -135,13 +135,19 @@ def test_every_changelog_fragment_says_its_type():
     ] == []
 
 
-def build_wheel(folder: Path, environment: Mapping[str, str]) -> zipfile.ZipFile:
-    """Build the wheel of the tracked files."""
+def build_wheel(
+    folder: Path, environment: Mapping[str, str], *options: str, objects: Path | None = None
+) -> zipfile.ZipFile:
+    """Build the wheel of the tracked files; compiled files may be those of another folder."""
     copy = folder / "source"
     for path in tracked():
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
+    if objects is not None:
+        objects.mkdir(parents=True, exist_ok=True)
+        (copy / "build").mkdir()
+        (copy / "build" / "kernels").symlink_to(objects)
     command = [
         sys.executable,
         "-m",
@@ -150,6 +156,7 @@ def build_wheel(folder: Path, environment: Mapping[str, str]) -> zipfile.ZipFile
         "--no-isolation",
         "--outdir",
         str(folder),
+        *options,
         str(copy),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -191,7 +198,50 @@ def test_wheel_holds_the_packages_and_the_linked_library(tmp_path):
     assert {"dispatch", "linear_generic"} <= parts
 
 
+VARIANTS_OF_INSTALLED = """
+import core_kernels
+from core_kernels.build import FOLDER, LIBRARY_NAME, VARIANTS
+from core_kernels.library import open_library
+
+library, failure = open_library(FOLDER / LIBRARY_NAME)
+assert library is not None, failure
+assert set(library.variants) == set(VARIANTS)
+print(core_kernels.__file__)
+"""
+
+
 @pytest.mark.slow
-def test_the_wheel_holds_the_three_packages_and_the_library(tmp_path):
-    with build_wheel(tmp_path, os.environ) as wheel:
-        check_wheel(wheel, has_library=shutil.which("g++") is not None)
+def test_installed_wheel_has_every_variant_of_the_kernels(tmp_path):
+    with build_wheel(tmp_path, os.environ, objects=build.OBJECTS) as wheel:
+        check_wheel(wheel, has_library=build.find_compiler() is not None)
+    if build.find_compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
+    command += [str(site), str(wheel.filename)]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", VARIANTS_OF_INSTALLED],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.strip()).is_relative_to(site)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    build.ARCHITECTURE == "aarch64" or build.find_compiler("aarch64") is None,
+    reason="no aarch64-linux-gnu-g++ (package g++-aarch64-linux-gnu)",
+)
+def test_wheel_for_aarch64_has_every_variant_of_the_kernels(tmp_path):
+    option = "-C--build-option=--plat-name=linux_aarch64"
+    with build_wheel(tmp_path, os.environ, option, objects=build.OBJECTS) as wheel:
+        check_wheel(wheel, has_library=True)
+        library = wheel.read("core_kernels/libcore_kernels.so")
+    assert Path(str(wheel.filename)).name.endswith("-linux_aarch64.whl")
+    assert int.from_bytes(library[18:20], "little") == 183  # EM_AARCH64
+    assert [name for name in build.ARM if f"{name}\0".encode() not in library] == []
