@@ -30,6 +30,7 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
     "/playground/images.js": ("images.js", "text/javascript; charset=utf-8"),
     "/playground/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
     "/playground/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/playground/star.png": ("star.png", "image/png"),
 }
 """By path: the file, and its content type."""
 HEADERS: Final[Mapping[str, str]] = {

@@ -1,6 +1,6 @@
 // The conversation: sends requests and displays streamed answers.
 
-import { contentOf, hasImages, setImages, takeImages, thumbnail } from "./images.js";
+import { addFiles, contentOf, hasImages, setImages, takeImages, thumbnail } from "./images.js";
 import { codeBlock, indentJson, make, renderText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
@@ -282,7 +282,9 @@ $("clear").addEventListener("click", () => {
   prompt.focus();
 });
 for (const button of document.querySelectorAll("#suggestions button"))
-  button.addEventListener("click", () => {
+  button.addEventListener("click", async () => {
+    const image = button.querySelector("img");
+    if (image) await addFiles([await (await fetch(image.src)).blob()]);
     prompt.value = button.textContent;
     submit();
   });

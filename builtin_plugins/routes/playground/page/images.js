@@ -10,6 +10,7 @@ let enabled = false;
 export function enableImages(on) {
   enabled = on;
   $("add-image").hidden = !on;
+  $("image-suggestion").hidden = !on;
   $("message-form").classList.toggle("images", on);
 }
 
@@ -59,7 +60,8 @@ function readFile(file) {
   });
 }
 
-async function addFiles(files) {
+/** Adds the images among the files to the message. */
+export async function addFiles(files) {
   const images = [...files].filter((file) => file.type.startsWith("image/"));
   const added = await Promise.all(images.map(readFile));
   if (added.length) setImages([...urls, ...added]);
