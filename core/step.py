@@ -227,6 +227,26 @@ class StepOutputs(msgspec.Struct, array_like=True):
         yield from self.deltas
 
 
+class CallAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """One engine's answer to a call of a feature, or of the engine itself."""
+
+    scheduler: bytes | None = None
+    """Answer of the scheduler half; None: it has none."""
+    ranks: list[bytes] = []
+    """Answers of the worker halves, one per rank that has one."""
+    engine: int = 0
+    """Rank of the engine among those of its client."""
+    error: str = ""
+    """Reason without an answer, if other engines have answered."""
+    died: bool = False
+    """Whether the engine died before it answered; its successor has an empty cache."""
+
+    @property
+    def all(self) -> list[bytes]:
+        """All answers, the scheduler half's first."""
+        return self.ranks if self.scheduler is None else [self.scheduler, *self.ranks]
+
+
 class WorkerInfo(msgspec.Struct, kw_only=True, frozen=True):
     """A started worker's model and memory facts, from which the engine plans the KV cache."""
 

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from core.api.execution import CallAnswer
+
 if TYPE_CHECKING:
     from core.api import Registry
 
-Call = Callable[[str, bytes], Awaitable[list[bytes]]]
+Call = Callable[[str, bytes], Awaitable[list[CallAnswer]]]
 """Calls a feature of the engine, like `AsyncLLM.call`."""
 
 

@@ -12,6 +12,7 @@ from core.contracts.workers import (
 )
 from core.errors import LastStageFailed, ProcessFrozen, ProcessKilled, error_by_name
 from core.step import (
+    CallAnswer,
     EngineRequest,
     NewRow,
     RequestDelta,
@@ -23,6 +24,7 @@ from core.step import (
 )
 
 __all__ = [
+    "CallAnswer",
     "EngineRequest",
     "Executor",
     "LastStageFailed",

@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from core.errors import EngineError
+
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts.telemetry import StepStats
-    from core.step import EngineRequest, RequestDelta, StepOutputs, WorkerInfo
+    from core.step import CallAnswer, EngineRequest, RequestDelta, StepOutputs, WorkerInfo
 
 State = Literal["starting", "ready", "stalled", "restarting", "dead"]
 
@@ -81,6 +83,15 @@ class EngineStatus:
         return cls(state, reason, heartbeat_age_s, restarts, busy_s)
 
 
+def require_all(answers: Sequence[CallAnswer]) -> Sequence[CallAnswer]:
+    """Return the answers. Raises `EngineError` that names the engines without one."""
+    failed = [f"engine {each.engine}: {each.error}" for each in answers if each.error]
+    if failed:
+        done = ", ".join(str(each.engine) for each in answers if not each.error)
+        raise EngineError(f"{'; '.join(failed)}. Engines that have done it: {done}.")
+    return answers
+
+
 class Client(Protocol):
     """Starts an engine and connects to it. Constructed with (config,
     registry, listener).
@@ -105,13 +116,13 @@ class Client(Protocol):
     def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
         """Abort requests in any state; unknown and finished ids are ignored."""
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature (`feature.verb`) or the engine itself, between two
         steps.
 
-        Returns the answers of the feature's halves. A call is never repeated: when the
-        engine dies before it answers, the future raises `EngineDead` even if a new
-        engine takes over.
+        Returns the answer of each engine; with several, some may have an error instead. If none
+        has answered, the future raises the error of the first. A call is never repeated: when an
+        engine dies before it answers, that is `EngineDead` even if a new engine takes over.
         """
 
     def status(self) -> EngineStatus:

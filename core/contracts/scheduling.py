@@ -203,5 +203,11 @@ class SchedulerExtension(Protocol):
         halves nothing.
         """
 
+    def call_ended(self, verb: str, data: bytes, ranks: Sequence[bytes] | None) -> bytes | None:
+        """Receive the worker halves' answers to a call; None: they have raised.
+
+        The answer replaces that of `call`; None leaves it.
+        """
+
     def close(self) -> None:
         """Stop all background work; no other method follows. May be called twice."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from core.contracts.registry import Registry
     from core.contracts.telemetry import MetricRecorder
     from core.contracts.text import ChatRenderer, Tokenizer
+    from core.step import CallAnswer
     from core.types import CompletionOutput, RequestOutput, SamplingParams
     from core.types.plugin_params import KnownNames
     from core.types.pooling import (
@@ -117,8 +118,8 @@ class ServedEngine(Protocol):
     def health(self) -> dict[str, Any]:
         """Return the body of `/health`."""
 
-    async def call(self, name: str, data: bytes = b"") -> list[bytes]:
-        """Call a feature (`feature.verb`) between two steps; return the answer of each half."""
+    async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
+        """Call a feature (`feature.verb`) between two steps; return the answer of each engine."""
 
     async def reset_prefix_cache(self, **options: Any) -> bool:
         """Clear the prefix cache; return False, without an effect, while blocks are in use."""

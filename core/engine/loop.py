@@ -18,7 +18,7 @@ from core.contracts.telemetry import StepStats
 from core.contracts.workers import Executor
 from core.engine.queue_limits import NO_LIMITS, QueueLimits
 from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, run_all
-from core.step import EngineRequest, RequestDelta, StepOutputs, StepPlan
+from core.step import CallAnswer, EngineRequest, RequestDelta, StepOutputs, StepPlan
 
 if TYPE_CHECKING:
     from core.scheduler import Scheduler
@@ -148,26 +148,30 @@ class EngineCore:
         if self.blocked or (not self.has_work and self.scheduler.num_parked):
             self._run_pending_calls(timeout_s)
 
-    def call(self, name: str, data: bytes = b"") -> list[bytes]:
-        """Call a part of the engine between two steps; return the answers.
+    def call(self, name: str, data: bytes = b"") -> CallAnswer:
+        """Call a part of the engine between two steps; return its answer.
 
         `reset_prefix_cache` is the engine's own: b"1", or b"0" without an effect while blocks are
         in use. Others are `<feature>.<verb>`: the feature's scheduler half, then its worker halves
-        on every rank. Raises the scheduler half's error, `InvalidRequest` without any answer.
+        on every rank, then the scheduler half's `call_ended`. Raises their errors, `InvalidRequest`
+        without any answer.
         """
         if name == "reset_prefix_cache":
-            return [b"1" if self.scheduler.reset_prefix_cache() else b"0"]
+            return CallAnswer(scheduler=b"1" if self.scheduler.reset_prefix_cache() else b"0")
         while self._in_flight:
             self._completed_outputs.append(self._collect())
         feature, _, verb = name.partition(".")
-        answers = []
         answer = self.scheduler.call(feature, verb, data)
-        if answer is not None:
-            answers.append(answer)
-        answers += self.executor.call(name, data)
-        if not answers:
+        try:
+            ranks = self.executor.call(name, data)
+        except EngineError:
+            self.scheduler.call_ended(feature, verb, data, None)
+            raise
+        ended = self.scheduler.call_ended(feature, verb, data, ranks)
+        answer = answer if ended is None else ended
+        if answer is None and not ranks:
             raise InvalidRequest("name", f"no feature that is on answers the call {name!r}.")
-        return answers
+        return CallAnswer(scheduler=answer, ranks=ranks)
 
     def step(self) -> StepOutputs:
         """Submit as many plans as the executor's depth allows, then collect the oldest result.

@@ -17,7 +17,7 @@ from core.engine.loop import EngineCore
 from core.engine.resolve import resolve
 from core.errors import EngineDead, public_message
 from core.plugin import Registry
-from core.step import EngineRequest, RequestDelta
+from core.step import CallAnswer, EngineRequest, RequestDelta
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class ThreadClient:
         """Abort requests in any state."""
         return self._run_soon(lambda: self._core.abort(request_ids))
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature between two steps."""
-        return self._run_soon(lambda: self._core.call(name, data))
+        return self._run_soon(lambda: [self._core.call(name, data)])
 
     def status(self) -> EngineStatus:
         """Return the engine's status; its heartbeat is that of the slowest

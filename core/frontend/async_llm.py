@@ -22,7 +22,7 @@ from core.frontend.outputs import OutputProcessor
 from core.frontend.startup import Frontend, connect, load_from_kwargs, load_sinks, served_names
 from core.frontend.streams import OutputStreams
 from core.frontend.text.tokenize_queue import PromptReader
-from core.step import EngineRequest
+from core.step import CallAnswer, EngineRequest
 from core.types import CompletionOutput, PromptType, RequestOutput, SamplingParams
 from core.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from core.types.prompts import Prompt
@@ -285,15 +285,16 @@ class AsyncLLM(ServedEngine):
             "sinks": list(self.sinks.faults()),
         }
 
-    async def call(self, name: str, data: bytes = b"") -> list[bytes]:
-        """Call a feature (`feature.verb`) between two steps; one answer per half."""
+    async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
+        """Call a feature (`feature.verb`) between two steps; one answer per engine."""
         return await asyncio.wrap_future(self._client.call(name, data))
 
     async def reset_prefix_cache(self, **options: Any) -> bool:
-        """Clear the prefix cache; False, without an effect, while blocks are in use."""
+        """Clear the prefix cache; False if it was not cleared in every engine: blocks are in use."""
         self._frontend.admission.select_known(options)
         try:
-            return await self.call("reset_prefix_cache") == [b"1"]
+            answers = await self.call("reset_prefix_cache")
+            return all(each.died or each.scheduler == b"1" for each in answers)
         except EngineDead:
             if self.state() == "dead":
                 raise

@@ -261,12 +261,12 @@ class LLM:
         Functions are refused: ranks run only code of plugins.
         """
         _check_call(method, timeout, args, kwargs)
-        return self.core.call(method, *args)
+        return self.core.call(method, *args).all
 
     def reset_prefix_cache(self, **options: Any) -> bool:
         """Clear the prefix cache; False, without an effect, while blocks are in use."""
         self._frontend.admission.select_known(options)
-        return self.core.call("reset_prefix_cache") == [b"1"]
+        return self.core.call("reset_prefix_cache").scheduler == b"1"
 
     def shutdown(self) -> None:
         """Release the model and its workers; may be called twice."""

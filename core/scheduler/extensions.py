@@ -53,6 +53,7 @@ class Extensions:
         self._ended = methods("finished")
         self._result = dict(methods("result"))
         self._calls = dict(methods("call"))
+        self._call_ends = dict(methods("call_ended"))
         self._close = methods("close")
 
     @property
@@ -165,6 +166,13 @@ class Extensions:
             message = f"scheduler extension {name!r} failed in call {verb!r}: {error!r}"
             raise PluginError(message) from error
         return answer
+
+    def call_ended(
+        self, name: str, verb: str, data: bytes, ranks: Sequence[bytes] | None
+    ) -> bytes | None:
+        """Call `call_ended` of the extension `name`; None if it has nothing to add."""
+        method = self._call_ends.get(name)
+        return None if method is None else _call(name, method, verb, data, ranks)
 
 
 def _call_all(methods: Methods, *arguments: Any) -> list[Any]:

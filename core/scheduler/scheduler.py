@@ -100,6 +100,12 @@ class Scheduler:
         """Call an extension; None if it has no answer. Raises its errors."""
         return self._extensions.call(name, verb, data)
 
+    def call_ended(
+        self, name: str, verb: str, data: bytes, ranks: Sequence[bytes] | None
+    ) -> bytes | None:
+        """Tell an extension how its worker halves answered; None: they have raised."""
+        return self._extensions.call_ended(name, verb, data, ranks)
+
     def release(self, request_id: str) -> None:
         """Free blocks that an extension holds, of an ended request or under a pin name."""
         self._life.release(request_id)

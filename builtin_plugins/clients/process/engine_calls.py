@@ -17,7 +17,7 @@ from builtin_plugins.clients.process.messages import Abort, Add, Answer, Call
 from builtin_plugins.clients.process.request_tracker import DeathCause, RequestTracker
 from builtin_plugins.executors.api import RemoteError
 from core.api import EngineDead
-from core.api.execution import EngineRequest, RequestDelta, StepOutputs
+from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
 from core.api.serving import State
 
 LOST: Final = Answer(
@@ -113,9 +113,9 @@ class EngineCalls:
         )
         return future
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature; waits during a restart."""
-        future: Future[list[bytes]] = Future()
+        future: Future[list[CallAnswer]] = Future()
 
         def answered(answer: Answer) -> None:
             if answer.fault is None:

@@ -6,7 +6,7 @@ import msgspec
 
 from builtin_plugins.executors.api import Connected, Failed, Heartbeat, RemoteError
 from core.api import EngineConfig
-from core.api.execution import EngineRequest, StepOutputs, WorkerInfo
+from core.api.execution import CallAnswer, EngineRequest, StepOutputs, WorkerInfo
 from core.api.telemetry import StepStats
 
 
@@ -51,8 +51,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
     call: int
     fault: RemoteError | None = None
-    found: list[bytes] = []
-    """Results of `Call`, one per rank."""
+    found: list[CallAnswer] = []
+    """Results of `Call`, one per engine."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -32,6 +32,7 @@ from builtin_plugins.clients.process.watchdog import Watchdog
 from builtin_plugins.executors.api import TICK_S, Child, RemoteError, Start
 from core.api import EngineConfig, EngineDead, EngineError, Registry
 from core.api.execution import (
+    CallAnswer,
     EngineRequest,
     ProcessFrozen,
     ProcessKilled,
@@ -121,7 +122,7 @@ class Supervised:
         """Abort requests in any state."""
         return self._calls.abort(request_ids)
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature; waits during a restart."""
         return self._calls.call(name, data)
 

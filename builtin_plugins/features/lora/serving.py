@@ -21,7 +21,9 @@ from core.api import (
     LoRARequest,
     Registry,
 )
+from core.api.execution import CallAnswer
 from core.api.features import llm_methods
+from core.api.serving import require_all
 
 
 def adapters_of(config: EngineConfig, registry: Registry) -> AdapterRegistry:
@@ -171,21 +173,26 @@ async def load_adapter(call: Call, ref: AdapterRef) -> None:
     verb = "lora.load"
     data = _encode(ref)
     while True:
-        answer, *_ = await call(verb, data)
-        found = next(
-            (held for held in _decode_statuses(answer) if held.digest == ref.digest.hex()), None
-        )
-        if found is not None and found.state == "ready":
+        answers = require_all(await call(verb, data))
+        found = [
+            held
+            for answer in answers
+            for held in _decode_statuses(answer.scheduler or b"[]")
+            if held.digest == ref.digest.hex()
+        ]
+        if any(held.state == "failed" for held in found):
+            error = next(held.error for held in found if held.state == "failed")
+            raise InvalidRequest(FIELD, f"adapter {ref.name!r:.100}: {error}")
+        everywhere = len(found) == len(answers)
+        if everywhere and all(held.state == "ready" for held in found):
             return
-        if found is not None and found.state == "failed":
-            raise InvalidRequest(FIELD, f"adapter {ref.name!r:.100}: {found.error}")
-        verb, data = ("lora.list", b"") if found is not None else ("lora.load", _encode(ref))
+        verb, data = ("lora.list", b"") if everywhere else ("lora.load", _encode(ref))
         await asyncio.sleep(POLL_S)
 
 
 async def unload_adapter(call: Call, ref: AdapterRef) -> None:
     """Unload an adapter once no request uses it."""
-    await call("lora.unload", _encode(ref))
+    require_all(await call("lora.unload", _encode(ref)))
 
 
 class LLMMethods:
@@ -217,10 +224,9 @@ class LLMMethods:
         async def load() -> None:
             ref = await self._adapters.ref(lora_request)
 
-            async def call(verb: str, data: bytes) -> list[bytes]:
+            async def call(verb: str, data: bytes) -> list[CallAnswer]:
                 llm.core.step()  # deliver pending messages
-                answers: list[bytes] = llm.core.call(verb, data)
-                return answers
+                return [llm.core.call(verb, data)]
 
             await load_adapter(call, ref)
 
@@ -252,8 +258,9 @@ class LLMMethods:
 
     def list(self, llm: Any) -> set[int]:
         """Return the ids of the adapters in memory."""
-        answer, *_ = llm.core.call("lora.list", b"")
-        there = {held.digest for held in _decode_statuses(answer) if held.state == "ready"}
+        answer = llm.core.call("lora.list", b"").scheduler
+        statuses = _decode_statuses(answer or b"[]")
+        there = {held.digest for held in statuses if held.state == "ready"}
         known = self._adapters.known.values()
         return {
             each.request.lora_int_id

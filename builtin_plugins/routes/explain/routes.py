@@ -67,13 +67,17 @@ class ExplainRoutes:
         """Return the scheduler's reports, or a sentence if it does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer, *_ = await self._engine.call(f"{NAME}.request", request_id.encode())
+                answers = await self._engine.call(f"{NAME}.request", request_id.encode())
         except TimeoutError:
             reason = "it is in a long step, or starts again"
             return [], [f"the engine has not answered for {ANSWER_S:g} s: {reason}"]
         except EngineError as error:
             return [], [f"the engine does not answer: {error}"]
-        return msgspec.json.decode(answer, type=list[SequenceReport]), []
+        return [
+            report
+            for answer in answers
+            for report in msgspec.json.decode(answer.scheduler or b"[]", type=list[SequenceReport])
+        ], [f"engine {each.engine} does not answer: {each.error}" for each in answers if each.error]
 
 
 def _sentences(report: SequenceReport) -> Iterator[str]:

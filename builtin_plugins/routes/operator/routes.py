@@ -28,7 +28,8 @@ from builtin_plugins.routes.operator.profiling import NAME as PROFILING
 from builtin_plugins.routes.operator.profiling import Settings
 from builtin_plugins.routes.operator.sleep_routes import SleepRoutes, switched_off
 from core.api import EngineConfig, EngineError, InvalidRequest
-from core.api.serving import ServedEngine
+from core.api.execution import CallAnswer
+from core.api.serving import ServedEngine, require_all
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +157,10 @@ class OperatorRoutes:
         return JSONResponse({"is_paused": paused})
 
     async def _pausing(self, verb: str) -> tuple[bool, int]:
-        """Return whether the engine is paused, and how many requests run."""
-        answer, *_ = await self._engine.call(f"{NAME}.{verb}")
-        paused, running = answer.split()
-        return paused == b"1", int(running)
+        """Return whether every engine is paused, and how many requests run."""
+        answers = require_all(await self._engine.call(f"{NAME}.{verb}"))
+        states = [(answer.scheduler or b"0 0").split() for answer in answers]
+        return all(paused == b"1" for paused, _ in states), sum(int(run) for _, run in states)
 
     async def _start_profile(self, request: Request) -> JSONResponse:
         """Start the profiler of all ranks."""
@@ -223,9 +224,10 @@ class OperatorRoutes:
             return [*faults.values()]
         with suppress(TimeoutError, EngineError):
             async with asyncio.timeout(ANSWER_S):
-                for answer in await self._engine.call("memory.owners"):
-                    process = msgspec.json.decode(answer)
-                    faults.setdefault(process["pid"], process["faults"])
+                for engine in await self._engine.call("memory.owners"):
+                    for answer in engine.all:
+                        process = msgspec.json.decode(answer)
+                        faults.setdefault(process["pid"], process["faults"])
         return [*faults.values()]
 
     async def _call(self, request: Request) -> JSONResponse:
@@ -245,9 +247,11 @@ class OperatorRoutes:
                 answers = await self._engine.call(fields.method, fields.data.encode())
         except InvalidRequest as error:
             raise with_client_field(error, {"name": "method"}) from None
-        return JSONResponse(
-            {"results": [each.decode(errors="replace") for each in answers]}, headers=parsed.headers
-        )
+        results = [each.decode(errors="replace") for answer in answers for each in answer.all]
+        body: dict[str, Any] = {"results": results}
+        if len(answers) > 1:
+            body["engines"] = [_as_json(answer) for answer in answers]
+        return JSONResponse(body, headers=parsed.headers)
 
     async def _refuse(self, request: Request) -> JSONResponse:
         """Refuse a route of vLLM that is not supported."""
@@ -259,13 +263,25 @@ class OperatorRoutes:
         )
 
 
-def _files(answers: Sequence[bytes]) -> list[str]:
+def _files(answers: Sequence[CallAnswer]) -> list[str]:
     """Return the files that ranks have written. Raises `HTTPException` for their errors."""
-    results = [msgspec.json.decode(answer) for answer in answers]
+    results = [
+        msgspec.json.decode(answer) for engine in require_all(answers) for answer in engine.all
+    ]
     for each in results:
         if "error" in each:
             raise HTTPException(409, f"{each['error']}.")
     return [each["file"] for each in results if each.get("file")]
+
+
+def _as_json(answer: CallAnswer) -> dict[str, Any]:
+    """Return the answer of one engine of several, or its error."""
+    if answer.error:
+        return {"engine": answer.engine, "error": answer.error}
+    return {
+        "engine": answer.engine,
+        "results": [each.decode(errors="replace") for each in answer.all],
+    }
 
 
 def _without_secrets(value: Any, name: str = "") -> Any:

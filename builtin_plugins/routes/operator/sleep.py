@@ -69,9 +69,9 @@ class SleepExtension:
     def call(self, verb: str, data: bytes) -> bytes:
         """Return whether anything sleeps.
 
-        `sleep` starts a sleep, `release` one of the KV cache alone. `wake` changes nothing here,
-        `woken` follows when the workers have woken up, `state` only reads. `idle` returns whether
-        no block is in use, as a sleep needs.
+        `sleep` starts a sleep, `release` one of the KV cache alone. `wake` changes nothing before
+        the workers have woken up, `state` only reads. `idle` returns whether no block is in use,
+        as a sleep needs.
         """
         if verb == "idle":
             return b"1" if self._is_idle else b"0"
@@ -84,12 +84,17 @@ class SleepExtension:
                 raise InvalidRequest("kv_cache", "got a sleeping engine; wake it up first.")
             self._asleep = set(TAGS) if verb == "sleep" else {KV_CACHE}
             self._state = STATES[2 if data == b"2" else 1] if verb == "sleep" else STATES[3]
-        elif verb == "woken":
-            self._asleep.difference_update(_named(data))
         elif verb not in ("state", "wake"):
             raise InvalidRequest(
-                "name", f"{NAME} knows sleep, release, wake, woken, idle and state, not {verb!r}."
+                "name", f"{NAME} knows sleep, release, wake, idle and state, not {verb!r}."
             )
+        return b"1" if self._asleep else b"0"
+
+    def call_ended(self, verb: str, data: bytes, ranks: Sequence[bytes] | None) -> bytes | None:
+        """Return whether anything sleeps after the workers have woken up."""
+        if verb != "wake" or ranks is None:
+            return None
+        self._asleep.difference_update(_named(data))
         return b"1" if self._asleep else b"0"
 
     def numbers(self) -> Mapping[str, float]:
@@ -268,7 +273,7 @@ def _empty(llm: Any) -> None:
         raise InvalidRequest(
             "level", "cannot be reached while requests are unfinished; end them first."
         )
-    while not (llm.reset_prefix_cache() and llm.core.call(f"{NAME}.idle")[0] == b"1"):
+    while not (llm.reset_prefix_cache() and llm.core.call(f"{NAME}.idle").scheduler == b"1"):
         if time.monotonic() > until_s:
             raise InvalidRequest(
                 "level",
@@ -286,4 +291,3 @@ def wake_up(llm: Any, tags: Sequence[str] | None = None) -> None:
     """
     data = checked_tags(tags or ())
     llm.core.call(f"{NAME}.wake", data)
-    llm.core.call(f"{NAME}.woken", data)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from builtin_plugins.routes.operator.sleep import EMPTY_S, checked_level, checked_tags
 from builtin_plugins.routes.operator.sleep import NAME as SLEEPING
-from core.api.serving import ServedEngine
+from core.api.serving import ServedEngine, require_all
 
 POLL_S: Final = 0.05
 """Interval between two checks for used blocks, in seconds."""
@@ -61,8 +61,7 @@ class SleepRoutes:
         `/wake_up` restores it.
         """
         self._check()
-        state, *_ = await self._engine.call(f"{SLEEPING}.state")
-        if state == b"1":
+        if await self._sleeps("state"):
             raise HTTPException(409, "the engine sleeps already; POST /wake_up first.")
         return JSONResponse(
             {"status": "released", "released_bytes": await self._release("release")}
@@ -79,15 +78,15 @@ class SleepRoutes:
                     409, f"the cache was still in use after {EMPTY_S:g} s; try again."
                 )
             await asyncio.sleep(POLL_S)
-        _, *released = await self._engine.call(f"{SLEEPING}.{verb}", data)
-        return sum(map(int, released))
+        answers = require_all(await self._engine.call(f"{SLEEPING}.{verb}", data))
+        return sum(int(released) for answer in answers for released in answer.ranks)
 
     async def _emptied(self) -> bool:
         await self._end(self._engine.open_ids())
         if not await self._engine.reset_prefix_cache():
             return False
-        idle, *_ = await self._engine.call(f"{SLEEPING}.idle")
-        return bool(idle == b"1")
+        answers = require_all(await self._engine.call(f"{SLEEPING}.idle"))
+        return all(answer.scheduler == b"1" for answer in answers)
 
     async def _wake_up(self, request: Request) -> JSONResponse:
         """Restore cache, weights or both, by `tags`; resume the engine once both are restored."""
@@ -102,15 +101,17 @@ class SleepRoutes:
 
         Nothing changes if the weights cannot be reloaded.
         """
-        await self._engine.call(f"{SLEEPING}.wake", tags)
-        state, *_ = await self._engine.call(f"{SLEEPING}.woken", tags)
-        return bool(state == b"1")
+        return await self._sleeps("wake", tags)
 
     async def _is_sleeping(self, request: Request) -> JSONResponse:
         """Return whether the engine sleeps."""
         self._check()
-        state, *_ = await self._engine.call(f"{SLEEPING}.state")
-        return JSONResponse({"is_sleeping": state == b"1"})
+        return JSONResponse({"is_sleeping": await self._sleeps("state")})
+
+    async def _sleeps(self, verb: str, data: bytes = b"") -> bool:
+        """Return whether anything sleeps after a call, in any engine."""
+        answers = require_all(await self._engine.call(f"{SLEEPING}.{verb}", data))
+        return any(answer.scheduler == b"1" for answer in answers)
 
     def _check(self) -> None:
         if not self.is_on:

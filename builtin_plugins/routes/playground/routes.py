@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from builtin_plugins.routes.common.media_parts import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
 from builtin_plugins.routes.playground.counters import NAME
 from core.api import EngineConfig, EngineError
+from core.api.execution import CallAnswer
 from core.api.serving import ServedEngine
 
 PAGE: Final = Path(__file__).parent / "page"
@@ -62,7 +64,7 @@ class PlaygroundRoutes:
         self._counting: asyncio.Future[list[bytes]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
-        self._faults: Faults = {}
+        self._faults: list[Faults] = []
         """Faults of plugins in the engine's process."""
 
     def routes(self) -> Sequence[Route]:
@@ -97,7 +99,7 @@ class PlaygroundRoutes:
             "blocks": await self._block_counts(),
             "totals": self._totals(),
         }
-        faults = [plugin_faults(engine.registry), self._faults]
+        faults = [plugin_faults(engine.registry), *self._faults]
         state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.entries, faults)
         return JSONResponse(state, headers={"Cache-Control": "no-store"})
 
@@ -107,6 +109,15 @@ class PlaygroundRoutes:
                 totals: dict[str, Any] = entry.sink.as_json()
                 return totals
         return None
+
+    def _read(self, answers: Sequence[CallAnswer]) -> None:
+        """Store the blocks of all engines together, and the faults of each."""
+        states = [msgspec.json.decode(each.scheduler) for each in answers if each.scheduler]
+        self._faults = [state["faults"] for state in states]
+        blocks: Counter[str] = Counter()
+        for state in states:
+            blocks.update(state["blocks"])
+        self._blocks = dict(blocks)
 
     async def _block_counts(self) -> dict[str, int] | None:
         """Return the number of used, cached and free blocks, as of the last count."""
@@ -120,9 +131,7 @@ class PlaygroundRoutes:
                 counting = self._counting
                 self._counting = None
                 try:
-                    answer = msgspec.json.decode(counting.result()[0])
-                    self._blocks = answer["blocks"]
-                    self._faults = answer["faults"]
+                    self._read(counting.result())
                 except EngineError:  # the engine has died; the state reports it
                     self._blocks = None
         return self._blocks

@@ -119,7 +119,8 @@ class ProbeRoutes:
         if pending is not None:
             done, _ = await asyncio.wait([pending], timeout=wait_s)
             if done:
-                self._known = [] if pending.exception() is not None else pending.result()
+                answers = [] if pending.exception() is not None else pending.result()
+                self._known = [each for answer in answers for each in answer.all]
                 if self._pending is pending:  # a concurrent request may have replaced it
                     self._pending = None
 

@@ -134,7 +134,7 @@ def check_abort_ends_what_is_open_and_passes_over_the_rest(subject: Subject) -> 
 def check_calls_are_answered(subject: Subject) -> None:
     """By name, with bytes; the engine's own is to forget cached prompts."""
     with _running(subject) as (client, _):
-        assert client.call("reset_prefix_cache").result(_WAIT_S) == [b"1"], (
+        assert client.call("reset_prefix_cache").result(_WAIT_S)[0].scheduler == b"1", (
             "an idle cache could not be reset."
         )
 

@@ -136,7 +136,7 @@ def test_engine_reports_weights_cache_rows_and_index():
         disable_log_stats=False,
     ) as llm:
         llm.generate("Hello", use_tqdm=False)
-        (answers, *_) = llm.core.call("memory.owners")
+        answers = llm.core.call("memory.owners").all[0]
     owners = msgspec.json.decode(answers)["owners"]
     assert set(owners) >= {"weights", "kv_cache", "rows", "prefix_index"}
     assert all(0 <= now <= maximum for now, maximum in owners.values())

@@ -25,6 +25,7 @@ from builtin_plugins.routes.tokens.generate import TokenRoutes
 from builtin_plugins.routes.tokens.tokenize import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
+from core.api.execution import CallAnswer
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.plugin import load_plan, make_plan
@@ -91,9 +92,9 @@ class Called(EchoEngine):
         super().__init__()
         self.calls: list[tuple[str, bytes]] = []
 
-    async def call(self, name: str, data: bytes = b"") -> list[bytes]:
+    async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
         self.calls.append((name, data))
-        return [data]
+        return [CallAnswer(scheduler=data)]
 
 
 class Recorder(EchoEngine):
@@ -357,8 +358,8 @@ async def running(api: Api, count: int = 1) -> list[asyncio.Task[httpx.Response]
 
 
 async def num_running(api: Api) -> int:
-    (state,) = await api.engine.call("pausing.state")
-    return int(state.split()[1])
+    (answer,) = await api.engine.call("pausing.state")
+    return int(answer.scheduler.split()[1])
 
 
 def test_paused_requests_resume_with_identical_output(pausable: Api) -> None:
@@ -412,8 +413,8 @@ def test_pause_stops_chunked_prefill(pausable: Api) -> None:
     async def rest() -> str:
         pending = await running(pausable)
         await pausable.send("POST", "/pause?mode=keep")
-        before = [await pausable.engine.call("pausing.state") for _ in range(20)]
-        assert len(set(map(tuple, before))) == 1
+        before = [(await pausable.engine.call("pausing.state"))[0] for _ in range(20)]
+        assert len({answer.scheduler for answer in before}) == 1
         await pausable.send("POST", "/resume")
         (reply,) = await asyncio.gather(*pending)
         return str(reply.json()["choices"][0]["finish_reason"])

@@ -99,9 +99,9 @@ def test_sleep_level_2_reloads_weights(checkpoint: Path) -> None:
         assert before - _resident_bytes() > WEIGHTS // 2 * 0.5
         llm.wake_up(tags=["weights"])
         assert all(torch.equal(now, then) for now, then in zip(weights(llm), known, strict=True))
-        assert llm.core.call("sleeping.state")[0] == b"1"
+        assert llm.core.call("sleeping.state").scheduler == b"1"
         llm.wake_up(tags=["kv_cache"])
-        assert llm.core.call("sleeping.state")[0] == b"0"
+        assert llm.core.call("sleeping.state").scheduler == b"0"
 
 
 def test_sleep_state_metric() -> None:
@@ -117,13 +117,13 @@ def test_sleep_state_metric() -> None:
     for level, name in ((b"1", "weights_offloaded"), (b"2", "discard_all")):
         half.call("sleep", level)
         assert state() == [name]
-        half.call("woken", b"weights")
+        half.call_ended("wake", b"weights", [])
         assert state() == [name]
-        half.call("woken", b"kv_cache")
+        half.call_ended("wake", b"kv_cache", [])
         assert state() == ["awake"]
     half.call("release", b"")
     assert state() == ["kv_cache_released"]
-    half.call("woken", b"kv_cache")
+    half.call_ended("wake", b"kv_cache", [])
     assert state() == ["awake"]
 
 
@@ -161,7 +161,7 @@ def test_failed_reload_stays_asleep_and_can_be_retried(checkpoint: Path) -> None
         hidden = stored.rename(stored.with_suffix(".hidden"))
         with pytest.raises(EngineError):
             llm.wake_up()
-        assert llm.core.call("sleeping.state")[0] == b"1"
+        assert llm.core.call("sleeping.state").scheduler == b"1"
         hidden.rename(stored)
         llm.wake_up()
         assert answers(llm) == before

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
+from core.api.execution import CallAnswer
 from core.api.telemetry import TokenStats
 from core.frontend.metrics import SinkHealth
 
@@ -133,7 +134,7 @@ def test_concurrent_scrapes_of_busy_engine_get_page(api, monkeypatch):
     answered = asyncio.Event()
     num_calls = 0
 
-    async def call(name: str) -> list[bytes]:
+    async def call(name: str) -> list[CallAnswer]:
         nonlocal num_calls
         num_calls += 1
         was_called.set()

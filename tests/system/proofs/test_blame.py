@@ -70,7 +70,7 @@ def test_processor_error_fails_only_its_requests(
                 == f"plugin 'raising' failed in request {request_id!r}; see the engine log."
             )
         # /metrics and /server_info show these.
-        faults = json.loads(llm.core.call("memory.owners")[0])["faults"]
+        faults = json.loads(llm.core.call("memory.owners").all[0])["faults"]
         assert faults == {"raising": [2, "ZeroDivisionError: broken on purpose"]}
         for part in ("raising", "raises", outputs[1].request_id, "ValueError: broken on purpose"):
             assert part in caplog.text

@@ -107,7 +107,7 @@ def test_random_traffic_over_200_adapters(tmp_path: Path) -> None:
             for verb, body in (("load", {**name, "lora_path": str(path)}), ("unload", name)):
                 reply = await api.request(f"/v1/{verb}_lora_adapter", **body)
                 answers[reply.status_code] = answers.get(reply.status_code, 0) + 1
-            owners = [json.loads(answer) for answer in await engine.call("memory.owners")]
+            owners = [json.loads(answer) for answer in (await engine.call("memory.owners"))[0].all]
             looks.extend(
                 (each["resident"], *each["owners"]["lora_adapters"])
                 for each in owners
@@ -122,7 +122,7 @@ def test_random_traffic_over_200_adapters(tmp_path: Path) -> None:
         found = await asyncio.gather(*(one(index, gate) for index in range(NUM_REQUESTS)))
         ended.set()
         answers = await others
-        answer, *_ = await engine.call("lora.list")
+        answer = (await engine.call("lora.list"))[0].scheduler
         return found, json.loads(answer), answers
 
     try:
@@ -181,7 +181,7 @@ def test_restarted_engine_reloads_adapters(tmp_path: Path) -> None:
 
         async def kill() -> None:
             await begun.wait()
-            pid = json.loads((await engine.call("memory.owners"))[0])["pid"]
+            pid = json.loads((await engine.call("memory.owners"))[0].all[0])["pid"]
             assert pid != os.getpid()
             os.kill(pid, signal.SIGKILL)
 

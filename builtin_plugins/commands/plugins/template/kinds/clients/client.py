@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from core.api import EngineConfig, Registry
-from core.api.execution import EngineRequest, RequestDelta
+from core.api.execution import CallAnswer, EngineRequest, RequestDelta
 from core.api.serving import Client, EngineStatus, Listener, Running
 
 
@@ -37,7 +37,7 @@ class Acme:
         """Abort requests in any state."""
         return self._inner.abort(request_ids)
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[bytes]]:
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature extension."""
         return self._inner.call(name, data)
 
