@@ -28,6 +28,8 @@ class StepStats:
     queried_tokens: int = 0
     """Prefix cache queries, in tokens."""
     preemptions: int = 0
+    engine: int = 0
+    """Rank of the engine among those of its client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,18 @@ from builtin_plugins.metric_sinks.providers import (
 )
 
 if TYPE_CHECKING:
-    from core.api import Registry
+    from core.api import EngineConfig, Registry
     from core.api.execution import WorkerParts
 
 NAME: Final = "memory"
 INDEX_ENTRY_BYTES: Final = 400
 """Measured size, rounded up, of a block's entries in its pool and in the prefix cache, in bytes."""
+
+
+def engine_name(config: EngineConfig) -> str:
+    """Return the name of the engine's process: with its rank if there are several."""
+    rank = config.options.get("data_parallel_rank")
+    return "engine" if rank is None else f"engine {rank}"
 
 
 def process_memory(registry: Registry, process: str) -> dict[str, Any]:
@@ -51,7 +57,8 @@ class SchedulerMemory:
 
     name = NAME
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, process: str = "engine") -> None:
+        self._process = process
         self._registry = registry
 
     def attach(self, scheduler: Any) -> None:
@@ -78,7 +85,7 @@ class SchedulerMemory:
                 histograms[name] = (histogram.bounds, histogram.counts, histogram.sum)
         infos = {name: dict(info()) for name, info in info_providers(self._registry).items()}
         telemetry = {"infos": infos, "numbers": gauges, "histograms": histograms}
-        return msgspec.json.encode(process_memory(self._registry, "engine") | telemetry)
+        return msgspec.json.encode(process_memory(self._registry, self._process) | telemetry)
 
 
 class WorkerMemory:
@@ -86,9 +93,10 @@ class WorkerMemory:
 
     name = NAME
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, engine: str = "engine") -> None:
         self._registry = registry
-        self._process = "rank 0"
+        self._prefix = "" if engine == "engine" else f"{engine} "
+        self._process = f"{self._prefix}rank 0"
 
     def attach(self, parts: WorkerParts) -> None:
         """Register the allocated sizes, and the touched pages of a KV cache in host memory."""
@@ -96,7 +104,9 @@ class WorkerMemory:
         from core.models.layers.loading import weight_bytes
 
         memory = memory_owners(self._registry)
-        self._process = f"rank {parts.pipeline.rank * parts.group.size + parts.group.rank}"
+        self._process = (
+            f"{self._prefix}rank {parts.pipeline.rank * parts.group.size + parts.group.rank}"
+        )
         weights = weight_bytes(parts.model)
         memory.add("weights", lambda: weights, lambda: weights)
         tensors = list({tensor.data_ptr(): tensor for tensor in parts.memory.values()}.values())

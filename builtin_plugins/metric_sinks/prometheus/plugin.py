@@ -39,15 +39,25 @@ def engine_options() -> list[Option]:
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.metric_sinks.prometheus.extensions import (
         SchedulerMemory,
+        engine_name,
     )  # lazy: start-up stays quick
 
-    return [] if config.observability.disable_log_stats else [SchedulerMemory(registry)]
+    return (
+        []
+        if config.observability.disable_log_stats
+        else [SchedulerMemory(registry, engine_name(config))]
+    )
 
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.metric_sinks.prometheus.extensions import (
         WorkerMemory,
+        engine_name,
     )  # lazy: start-up stays quick
 
-    return [] if config.observability.disable_log_stats else [WorkerMemory(registry)]
+    return (
+        []
+        if config.observability.disable_log_stats
+        else [WorkerMemory(registry, engine_name(config))]
+    )

@@ -19,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 
 from builtin_plugins.metric_sinks.prometheus.catalogue import (
+    ENGINE,
     FEATURES,
     FINISH_REASONS,
     KNOWN,
@@ -29,6 +30,7 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import (
 from builtin_plugins.metric_sinks.prometheus.custom_buckets import with_custom_buckets
 from builtin_plugins.metric_sinks.prometheus.instruments import Family, add_samples
 from builtin_plugins.metric_sinks.prometheus.memory import gauges, histograms, infos, processes
+from builtin_plugins.metric_sinks.prometheus.steps import StepMetrics
 from builtin_plugins.metric_sinks.providers import Histogram, split_labels
 from core.api import ConfigError, EngineConfig
 from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
@@ -56,15 +58,11 @@ class PrometheusSink:
         self._histograms: dict[str, Histogram] = {}
         """Histograms of features, by metric."""
         given = config.options.get("custom_histogram_buckets")
-        families = {spec.name: Family(spec) for spec in with_custom_buckets(METRICS, given)}
+        specs = with_custom_buckets(METRICS, given)
+        self._steps = StepMetrics(specs[: len(ENGINE)], config.parallel.data_parallel_size)
+        families = {spec.name: Family(spec) for spec in specs[len(ENGINE) :]}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}
-        self._running = numbers["num_requests_running"]
-        self._waiting = numbers["num_requests_waiting"]
-        self._kv_usage = numbers["kv_cache_usage_perc"]
-        self._queries = numbers["prefix_cache_queries"]
-        self._hits = numbers["prefix_cache_hits"]
-        self._preemptions = numbers["num_preemptions"]
         self._prompt = numbers["prompt_tokens"]
         self._by_source = numbers["prompt_tokens_by_source"]
         self._cached = numbers["prompt_tokens_cached"]
@@ -89,9 +87,6 @@ class PrometheusSink:
             self._observe[name]
             for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
         )
-        self._step_s, self._step_tokens = (
-            self._observe[name] for name in ("step_time_seconds", "iteration_tokens_total")
-        )
         self._registry = CollectorRegistry()
         self._registry.register(_Families(self))
         ProcessCollector(registry=self._registry)
@@ -103,19 +98,8 @@ class PrometheusSink:
         self._cache_labels = {**labels, "num_gpu_blocks": str(cache.num_gpu_blocks_override)}
 
     def step(self, stats: StepStats) -> None:
-        """Count one engine step; one without time only updates the gauges after an abort."""
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._kv_usage.set(stats.kv_usage)
-        if not stats.step_s:
-            return
-        self._step_s(stats.step_s)
-        self._step_tokens(stats.computed_tokens)
-        if stats.queried_tokens:
-            self._queries.add(stats.queried_tokens)
-            self._hits.add(stats.cached_tokens)
-        if stats.preemptions:
-            self._preemptions.add(stats.preemptions)
+        """Count one engine step."""
+        self._steps.step(stats)
 
     def tokens(self, stats: TokenStats) -> None:
         """Count the tokens of one step."""
@@ -222,6 +206,7 @@ class PrometheusSink:
 
     def metrics(self) -> Iterator[Metric]:
         """Yield every metric in Prometheus' form."""
+        yield from self._steps.metrics(self._prefix, self._labels)
         for name, family in self._families.items():
             if name != "cache_config_info":
                 yield family.metric(self._prefix, self._labels)
