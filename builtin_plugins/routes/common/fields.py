@@ -70,9 +70,26 @@ def with_client_field(error: InvalidRequest, names: Mapping[str, str]) -> Invali
     return error
 
 
-def feature_fields(others: Mapping[str, Any], names: KnownNames) -> dict[str, Any]:
-    """Return the fields that features read."""
-    return {name: value for name, value in others.items() if name in names.read}
+HEADER_FIELDS: Final[Mapping[str, str]] = {"x-data-parallel-rank": "data_parallel_rank"}
+"""Headers that say the same as a field, a whole number, of features."""
+
+
+def feature_fields(
+    others: Mapping[str, Any], names: KnownNames, request: Request | None = None
+) -> dict[str, Any]:
+    """Return the fields that features read, those in headers included.
+
+    Raises `InvalidRequest` for a header that is no whole number.
+    """
+    found = {name: value for name, value in others.items() if name in names.read}
+    for header, name in HEADER_FIELDS.items():
+        given = None if request is None else request.headers.get(header)
+        if given is None or name not in names.read:
+            continue
+        if not (given.isascii() and given.isdigit() and len(given) < 10):
+            raise InvalidRequest(header, f"got {given!r:.100}; expected a whole number.")
+        found.setdefault(name, int(given))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

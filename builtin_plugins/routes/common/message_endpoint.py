@@ -159,7 +159,8 @@ class MessageEndpoint(Generic[F]):
         others = parsed.others
         conversation = await asyncio.to_thread(self._protocol.conversation, fields)
         conversation.sampling = {**sampling_fields(others), **conversation.sampling}
-        conversation.keywords = {**feature_fields(others, self._engine.fields), **model.keywords}
+        keywords = feature_fields(others, self._engine.fields, request)
+        conversation.keywords = {**keywords, **model.keywords}
         conversation.plugin_args = fields.vllm_xargs
         conversation.priority = fields.priority
         conversation.cache_salt = fields.cache_salt

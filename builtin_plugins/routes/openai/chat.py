@@ -190,7 +190,7 @@ class ChatCompletions:
         request: Request,
         recorded: RecordedRun | None = None,
     ) -> _Job:
-        keywords = {**read_others(others, self._engine.fields), **model.keywords}
+        keywords = {**read_others(others, self._engine.fields, request), **model.keywords}
         check_stream_options(fields)
         check_beam_fields(fields)
         if fields.stream and "prompt_logprobs" in others:

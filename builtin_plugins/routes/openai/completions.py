@@ -97,7 +97,7 @@ class Completions:
         try:
             return await respond(
                 request,
-                partial(self._job, head, model, parsed.fields, parsed.others, client_name(request)),
+                partial(self._job, head, model, parsed.fields, parsed.others, request),
                 stream=parsed.fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, request)),
@@ -117,9 +117,10 @@ class Completions:
         model: ModelChoice,
         fields: CompletionFields,
         others: dict[str, Any],
-        client: str,
+        request: Request,
     ) -> _Job:
-        keywords = {**read_others(others, self._engine.fields), **model.keywords}
+        client = client_name(request)
+        keywords = {**read_others(others, self._engine.fields, request), **model.keywords}
         check_stream_options(fields)
         check_beam_fields(fields)
         scores_only = fields.echo and others.get("max_tokens") == 0

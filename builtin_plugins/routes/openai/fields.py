@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
+from starlette.requests import Request
 
 from builtin_plugins.routes.common.fields import (
     SAMPLING_FIELDS,
@@ -137,10 +138,10 @@ OTHER_FIELDS: Final = frozenset(
 )
 
 
-def read_others(others: Mapping[str, Any], names: KnownNames) -> dict[str, Any]:
+def read_others(others: Mapping[str, Any], names: KnownNames, request: Request) -> dict[str, Any]:
     """Return the fields that features read. Raises `InvalidRequest` for unserved fields."""
     for name, value in others.items():
         neutral, missing = UNSERVED.get(name, ((value,), ""))
         if name not in names.read and value not in neutral:
             raise InvalidRequest(name, f"{missing}.")
-    return feature_fields(others, names)
+    return feature_fields(others, names, request)

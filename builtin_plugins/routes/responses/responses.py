@@ -317,7 +317,7 @@ class Responses:
             cache_salt=fields.cache_salt,
             client=client_name(request),
             reserve=reserve_bytes(request),
-            keywords=feature_fields(others, self._engine.fields),
+            keywords=feature_fields(others, self._engine.fields, request),
         )
         return conversation, items
 
