@@ -214,6 +214,8 @@ class ParallelConfig:
     """Number of ranks that split every layer."""
     pipeline_parallel_size: Annotated[int, Range(1, 1024)] = 1
     """Number of pipeline stages that share the layers."""
+    data_parallel_size: Annotated[int, Range(1, 1024)] = 1
+    """Number of engines, each with the whole model and a KV cache of its own."""
 
 
 @dataclass(frozen=True, slots=True)

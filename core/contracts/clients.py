@@ -68,6 +68,8 @@ class EngineStatus:
     """Duration of the step in progress, in seconds."""
     server_restarts: int = 0
     """Number of restarts of the serving process by its parent."""
+    engines: tuple[EngineStatus, ...] = ()
+    """Status of each engine, by rank; empty with one."""
 
     @classmethod
     def alive(cls, heartbeat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:

@@ -120,6 +120,6 @@ def _make_scheduler(
     return scheduler if section.journal is None else Journal(section.journal, scheduler)
 
 
-def load(registry: Registry, kind: str, name: str | None) -> Any:
-    """Return the target of the entry with this name, or of the best one."""
-    return registry.load(registry.choose(kind, name or "auto"))
+def load(registry: Registry, kind: str, name: str | None, **facts: Any) -> Any:
+    """Return the target of the entry with this name, or of the best one for these facts."""
+    return registry.load(registry.choose(kind, name or "auto", facts))

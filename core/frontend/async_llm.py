@@ -99,7 +99,8 @@ class AsyncLLM(ServedEngine):
         self, config: EngineConfig, registry: Registry, meanwhile: Callable[[], None]
     ) -> None:
         self._streams = OutputStreams()
-        self._last_stats = StepStats(step_s=0.0, num_running=0, num_waiting=0, kv_usage=0.0)
+        self._last_stats: dict[int, StepStats] = {}
+        """The last statistics of each engine."""
         self.sinks = load_sinks(config, registry)
         """The metric sinks."""
         listener = Listener(
@@ -256,7 +257,7 @@ class AsyncLLM(ServedEngine):
         self._streams.outputs.started(engine_ids, time.monotonic())
 
     def _observe(self, stats: StepStats) -> None:
-        self._last_stats = stats
+        self._last_stats[stats.engine] = stats
         self.sinks.record(stats)
 
     # --- state
@@ -273,17 +274,29 @@ class AsyncLLM(ServedEngine):
     def health(self) -> dict[str, Any]:
         """Return the body of `/health`: engine status, queue sizes, failed sinks."""
         status = self._client.status()
-        return {
+        last = list(self._last_stats.values())
+        health = {
             "status": status.state,
             "reason": status.reason,
             "heartbeat_age_s": round(status.heartbeat_age_s, 1),
             "restarts": status.restarts,
             "server_restarts": status.server_restarts,
-            "running": self._last_stats.num_running,
-            "waiting": self._last_stats.num_waiting,
+            "running": sum(stats.num_running for stats in last),
+            "waiting": sum(stats.num_waiting for stats in last),
             "open_requests": len(self._streams.outputs),
             "sinks": list(self.sinks.faults()),
         }
+        if status.engines:
+            health["engines"] = [
+                {
+                    "engine": rank,
+                    "status": each.state,
+                    "reason": each.reason,
+                    "restarts": each.restarts,
+                }
+                for rank, each in enumerate(status.engines)
+            ]
+        return health
 
     async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
         """Call a feature (`feature.verb`) between two steps; one answer per engine."""

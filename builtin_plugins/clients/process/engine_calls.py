@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.clients.process.messages import Abort, Add, Answer, Call
-from builtin_plugins.clients.process.request_tracker import DeathCause, RequestTracker
+from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest, RequestTracker
 from builtin_plugins.executors.api import RemoteError
 from core.api import EngineDead
 from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
@@ -164,6 +165,23 @@ class EngineCalls:
         with self.lock:
             self._next_probe()
 
+    def release(self, *, suspects: bool = False) -> list[OpenRequest]:
+        """Give up the requests to resubmit, for another engine; with `suspects` all others, too."""
+        with self.lock:
+            names = self._cleared
+            self._cleared = []
+            if suspects:
+                names = [*names, *self._to_probe]
+                self._to_probe.clear()
+            return self.requests.release(names)
+
+    def adopt(self, entries: Iterable[OpenRequest]) -> None:
+        """Go on with requests of another engine."""
+        with self.lock:
+            for entry in entries:
+                self.requests.adopt(entry)
+                self._when_resubmitted(Future(), partial(self._resubmit_unsent, entry))
+
     def fail_waiting(self) -> None:
         """Fail the waiting calls: the engine has stopped."""
         with self.lock:
@@ -234,6 +252,11 @@ class EngineCalls:
             for name in cleared:
                 self._resubmit(name)
             self._release_waiting()
+
+    def _resubmit_unsent(self, entry: OpenRequest) -> None:
+        """Resubmit a request, unless that was done with all others after a restart."""
+        if not entry.sent:
+            self._resubmit(entry.request.request_id)
 
     def _resubmit(self, name: str) -> str | None:
         """Resubmit a request with its tokens; return its id, or None if it has ended."""

@@ -22,16 +22,15 @@ from builtin_plugins.executors.api import Child, Start
 from builtin_plugins.servers.api import Parent
 from core.api import Registry
 
-NAME: Final = "engine"
-"""Key of the engine in the parent; the stored note is the restart count."""
-
 
 class EngineHost:
     """Starts engine processes and finds the engine of the previous API process."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, name: str) -> None:
+        """`name`: key of the engine in the parent; the stored note is the restart count."""
+        self._name = name
         self._parent: Parent | None = registry.shared("parent", lambda: None)
-        self._preserved = None if self._parent is None else self._parent.preserved(NAME)
+        self._preserved = None if self._parent is None else self._parent.preserved(name)
 
     @property
     def server_restarts(self) -> int:
@@ -80,7 +79,7 @@ class EngineHost:
         """Preserve this engine, or none, for the next API process."""
         if self._parent is not None:
             self._parent.preserve(
-                NAME, str(restarts).encode(), process=None if child is None else child.process
+                self._name, str(restarts).encode(), process=None if child is None else child.process
             )
 
 

@@ -44,6 +44,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
     """Configuration with all automatic values resolved."""
     info: WorkerInfo
+    unclaimed: list[str] = []
+    """Resumable requests that no API process has added again yet."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

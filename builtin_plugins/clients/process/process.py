@@ -139,7 +139,9 @@ class EngineProcess:
         self._channel.expect(ToEngine)
         self._cleared.exception()  # heartbeats continue meanwhile
         self._cleared = None
-        self._channel.send(Ready(self._running.config, self._running.info))
+        with self._ledger.lock:
+            unclaimed = self._ledger.unclaimed()
+        self._channel.send(Ready(self._running.config, self._running.info, unclaimed))
 
     def _take(self, message: Add | Abort | Call) -> None:
         answer: Future[Any]

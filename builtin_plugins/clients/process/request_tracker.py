@@ -118,6 +118,14 @@ class RequestTracker:
         """Remove a request; False if it is unknown."""
         return self._requests.pop(request_id, None) is not None
 
+    def release(self, request_ids: Iterable[str]) -> list[OpenRequest]:
+        """Remove requests and return them, for another engine."""
+        return [self._requests.pop(each) for each in request_ids if each in self._requests]
+
+    def adopt(self, entry: OpenRequest) -> None:
+        """Add a request of another engine."""
+        self._requests[entry.request.request_id] = entry
+
     def start(self, request_ids: Iterable[str]) -> None:
         """Mark requests that the next step computes for the first time."""
         for request_id in request_ids:

@@ -71,8 +71,16 @@ class RequestLedger:
         self._expires_s: float | None = None
 
     def open(self, requests: Sequence[EngineRequest]) -> None:
-        """Record the outputs of resumable requests from now on."""
-        self._outputs |= {each.request_id: _Outputs() for each in requests if NAME in each.features}
+        """Record the outputs of resumable requests, those of earlier engines included."""
+        for each in requests:
+            if NAME in each.features:
+                outputs = self._outputs[each.request_id] = _Outputs()
+                if each.output_token_ids:
+                    outputs.add_tokens(each.output_token_ids)
+
+    def unclaimed(self) -> list[str]:
+        """Return the requests that no API process has added again yet."""
+        return [name for name, outputs in self._outputs.items() if not outputs.is_claimed]
 
     def close(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended."""

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from math import inf
 from typing import Any, Final
@@ -27,7 +27,7 @@ from builtin_plugins.clients.process.messages import (
     Started,
     Stop,
 )
-from builtin_plugins.clients.process.request_tracker import DeathCause
+from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest
 from builtin_plugins.clients.process.watchdog import Watchdog
 from builtin_plugins.executors.api import TICK_S, Child, RemoteError, Start
 from core.api import EngineConfig, EngineDead, EngineError, Registry
@@ -55,11 +55,25 @@ LONGEST_PAUSE_S: Final = 5.0
 class Supervised:
     """Talks to the engine process and restarts it when it exits or freezes."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
-        """Start the process; `wait` until it is ready."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: Registry,
+        listener: Listener,
+        *,
+        name: str = "engine",
+        rank: int = 0,
+        on_loss: Callable[[EngineCalls], None] = lambda calls: None,
+    ) -> None:
+        """Start the process; `wait` until it is ready.
+
+        `name` is that of the process, `rank` the engine's among several. `on_loss` is called with the requests of a dead engine,
+        before it is restarted; it may take them elsewhere.
+        """
         self._start = Start(
             target="builtin_plugins.clients.process.process:run",
-            process="engine",
+            process=name,
+            rank=rank,
             plan=registry.plan,
             config=config,
             sys_path=[os.path.abspath(folder) for folder in sys.path],
@@ -76,7 +90,10 @@ class Supervised:
         self._lock = self._calls.lock
         self._requests = self._calls.requests
         self._watchdog = Watchdog(config)
-        self._host = EngineHost(registry)
+        self._on_loss = on_loss
+        self.unclaimed: list[str] = []
+        """Resumable requests of the previous API process, if the engine was taken over."""
+        self._host = EngineHost(registry, name)
         self._restarts = self._host.engine_restarts
         self._crash_count = 0
         self._ready_since_s = inf
@@ -104,6 +121,7 @@ class Supervised:
             self._watchdog.reset()
             self._child = self._host.start(self._next_start())
             ready = self._wait_until_ready()
+        self.unclaimed = ready.unclaimed
         self._condition.state = "ready"
         self._ready_since_s = time.monotonic()
         self._is_taken_over = False
@@ -125,6 +143,14 @@ class Supervised:
     def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature; waits during a restart."""
         return self._calls.call(name, data)
+
+    def release(self, *, suspects: bool = False) -> list[OpenRequest]:
+        """Give up open requests of a dead engine, for another one."""
+        return self._calls.release(suspects=suspects)
+
+    def adopt(self, entries: Sequence[OpenRequest]) -> None:
+        """Go on with requests of another engine."""
+        self._calls.adopt(entries)
 
     def status(self) -> EngineStatus:
         """Return the engine's status."""
@@ -207,6 +233,7 @@ class Supervised:
             self._listener.observe(StepStats(0.0, 0, 0, 0.0))  # a dead engine runs nothing
         if failed:
             self._listener.deliver(StepOutputs(deltas=failed))
+        self._on_loss(self._calls)
         self._child.close()
         self._host.keep(None, self._restarts)
         if self._crash_count > self._limits.max_restarts:

@@ -24,7 +24,6 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
         "is not supported. Set truncate_prompt_tokens to truncate prompts"
     ),
     "trace_headers": Unsupported("needs tracing, which is not part of this version"),
-    "data_parallel_rank": Unsupported("needs data parallelism, which is not part of this version"),
     "reset_running_requests": Unsupported(
         "is not supported. Wait until no request runs, or abort them", (False,)
     ),

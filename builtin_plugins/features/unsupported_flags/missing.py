@@ -98,8 +98,7 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "prefix_cache_retention_interval": (Number, 0),
         "prefix_match_unit": (Number, None),
     },
-    "Data parallelism": {
-        "data_parallel_size": (int, 1),
+    "Data parallelism over several servers": {
         "data_parallel_rank": (Number, None),
         "data_parallel_start_rank": (Number, None),
         "data_parallel_size_local": (Number, None),

@@ -117,20 +117,20 @@ class CpuPlatform:
 
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
         """Return --kv-cache-memory-bytes, by default this rank's share of half the remaining
-        memory.
+        memory, among all engines.
         """
         self._weight_bytes = weight_bytes
         flag = config.cache.kv_cache_memory_bytes
         if flag is not None:
             return flag
-        ranks = num_ranks(config)
+        ranks = num_ranks(config) * config.parallel.data_parallel_size
         left = self.free_memory_bytes(config) - weight_bytes
         return max(MIN_KV_BYTES, min(MAX_DEFAULT_KV_BYTES // ranks, int(left * SHARE_OF_FREE)))
 
     def free_memory_bytes(self, config: EngineConfig) -> int:
         """Return this rank's share of the memory that was free before loading, or is free now."""
         free = free_memory_bytes() if self._free_bytes is None else self._free_bytes
-        return free // num_ranks(config)
+        return free // (num_ranks(config) * config.parallel.data_parallel_size)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return lazily zeroed memory, so an unused cache takes none.
@@ -202,7 +202,7 @@ def _advise(model: Model, library: Library) -> None:
 
 
 def num_ranks(config: EngineConfig) -> int:
-    """Return the number of ranks on this machine."""
+    """Return the number of ranks of one engine."""
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 

@@ -305,7 +305,6 @@ def test_building_and_parsing_flags_is_fast() -> None:
 @pytest.mark.parametrize(
     ("short", "long", "value"),
     [
-        ("-dp", "--data-parallel-size", "2"),
         ("-dpn", "--data-parallel-rank", "1"),
         ("-dpr", "--data-parallel-start-rank", "1"),
         ("-dpl", "--data-parallel-size-local", "1"),

@@ -1,0 +1,350 @@
+"""The client of several engines: routes requests, and moves those of a dead engine to others.
+
+Each engine is supervised like a single one. When it dies, requests that cannot be the cause go on
+in the other engines at once; those under suspicion wait for its restart and are tried there alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from builtin_plugins.clients.balancing import Balancer
+from builtin_plugins.clients.data_parallel.admission import NAME as RANK
+from builtin_plugins.clients.process.engine_calls import EngineCalls
+from builtin_plugins.clients.process.request_tracker import OpenRequest
+from builtin_plugins.clients.process.supervised import Supervised
+from builtin_plugins.platforms.api import usable_cores
+from core.api import EngineConfig, EngineDead, Registry
+from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
+from core.api.kv import chain_root, extend_chain, span_extra_keys
+from core.api.serving import EngineStatus, Listener, Running
+from core.api.telemetry import StepStats
+
+log = logging.getLogger(__name__)
+
+KEY_TOKENS: Final = 64
+"""Tokens per prefix key, at least: fewer would cost more time per request than they find."""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine."""
+
+    rank: int
+    is_dead: bool = False
+    supervised: Supervised = field(init=False)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it computes requests."""
+        return self.supervised.status().state in ("ready", "stalled")
+
+
+@dataclass(slots=True, eq=False)
+class Routed:
+    """An open sequence."""
+
+    engine: Engine
+    keys: Sequence[bytes]
+    """Prefix keys of its prompt, until its first token."""
+
+
+class DataParallelClient:
+    """Talks to `--data-parallel-size` engine processes."""
+
+    def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
+        """Start all processes; `wait` until they are ready."""
+        size = config.parallel.data_parallel_size
+        self._listener = listener
+        self._lock = threading.RLock()
+        """Guards routes and loads; held for no call of an engine."""
+        self._routed: dict[str, Routed] = {}
+        self._waiting: dict[str, Routed] = {}
+        """Sequences without a first token."""
+        self._engines = [Engine(rank) for rank in range(size)]
+        self._balancer = Balancer(size)
+        shared = _share(config, size)
+        for engine in self._engines:
+            engine.supervised = Supervised(
+                _of_rank(shared, engine.rank),
+                registry,
+                self._listener_of(engine),
+                name=f"engine {engine.rank}",
+                rank=engine.rank,
+                on_loss=partial(self._move, engine),
+            )
+
+    def wait(self) -> Running:
+        """Wait until every engine is ready. Raises the error of the first failed start."""
+        running = [engine.supervised.wait() for engine in self._engines]
+        block = running[0].config.cache.block_size or 1
+        self._key_tokens = block * -(-KEY_TOKENS // block)
+        for engine in self._engines:
+            for request_id in engine.supervised.unclaimed:
+                self._route(engine, request_id, ())
+        return running[0]
+
+    # --- calls
+
+    def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
+        """Queue the sequences of one request at the engine of least cost."""
+        future: Future[Any] = Future()
+        self._add(requests, future, resumed=resumed)
+        return future
+
+    def _add(
+        self, requests: Sequence[EngineRequest], future: Future[Any], *, resumed: bool
+    ) -> None:
+        with self._lock:
+            known = self._routed.get(requests[0].request_id)
+            keys = self._keys(requests[0])
+            engine = known.engine if known is not None else self._choose(requests[0], keys)
+            for request in requests:
+                self._route(engine, request.request_id, keys)
+
+        def accepted(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._forget(request.request_id for request in requests)
+            may_move = self._living() and RANK not in requests[0].features
+            if isinstance(error, EngineDead) and may_move:
+                self._add(requests, future, resumed=resumed)
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(done.result())
+
+        engine.supervised.add(requests, resumed=resumed).add_done_callback(accepted)
+
+    def abort(self, request_ids: Sequence[str]) -> Future[list[RequestDelta]]:
+        """Abort requests in any state."""
+        by_engine: dict[Engine, list[str]] = {}
+        with self._lock:
+            for request_id in request_ids:
+                routed = self._routed.get(request_id)
+                if routed is not None:
+                    by_engine.setdefault(routed.engine, []).append(request_id)
+            self._forget(request_ids)
+        futures = [engine.supervised.abort(ids) for engine, ids in by_engine.items()]
+        return _when_all(futures, lambda: [d for future in futures for d in future.result()])
+
+    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
+        """Call a feature in every engine; raises the first error if none has answered."""
+        futures = [engine.supervised.call(name, data) for engine in self._engines]
+        return _when_all(futures, lambda: _answers(futures))
+
+    def status(self) -> EngineStatus:
+        """Return the status of all: ready if one is, with what the others lack as the reason."""
+        each = [engine.supervised.status() for engine in self._engines]
+        best = next((one for one in each if one.state == "ready"), each[0])
+        reasons = [
+            f"engine {rank}: {one.state}{f' ({one.reason})' if one.reason else ''}"
+            for rank, one in enumerate(each)
+            if one.state != "ready"
+        ]
+        return EngineStatus(
+            best.state,
+            "; ".join(reasons),
+            heartbeat_age_s=max(one.heartbeat_age_s for one in each),
+            restarts=sum(one.restarts for one in each),
+            busy_s=max(one.busy_s for one in each),
+            server_restarts=best.server_restarts,
+            engines=tuple(each),
+        )
+
+    def stop(self) -> None:
+        """Stop all engines at once, and wait for their end."""
+        threads = [
+            threading.Thread(target=engine.supervised.stop)
+            for engine in self._engines
+            if hasattr(engine, "supervised")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # --- routes
+
+    def _choose(self, request: EngineRequest, keys: Sequence[bytes]) -> Engine:
+        """Return the engine that the request names, or the one of least cost."""
+        if RANK in request.features:
+            return self._engines[int(request.features[RANK])]
+        able = [engine.rank for engine in self._engines if engine.is_ready]
+        able = able or [engine.rank for engine in self._living() or self._engines]
+        num_tokens = len(request.prompt_token_ids)
+        return self._engines[self._balancer.choose(able, keys, self._key_tokens, num_tokens)]
+
+    def _keys(self, request: EngineRequest) -> list[bytes]:
+        """Return the prefix keys of a prompt, as the prefix cache chains them."""
+        keys: list[bytes] = []
+        tokens = request.prompt_token_ids
+        extend_chain(
+            keys,
+            chain_root("", request.cache_salt, request.cache_domains),
+            tokens,
+            self._key_tokens,
+            len(tokens) // self._key_tokens,
+            span_extra_keys(request.spans, self._key_tokens),
+        )
+        return keys
+
+    def _route(self, engine: Engine, request_id: str, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            self._forget([request_id])
+            self._balancer.opened(engine.rank)
+            self._routed[request_id] = self._waiting[request_id] = Routed(engine, keys)
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                routed = self._routed.pop(request_id, None)
+                self._waiting.pop(request_id, None)
+                if routed is not None:
+                    self._balancer.closed(routed.engine.rank)
+
+    def _living(self) -> list[Engine]:
+        return [engine for engine in self._engines if not engine.is_dead]
+
+    # --- deaths, in the thread of an engine's supervisor
+
+    def _move(self, engine: Engine, calls: EngineCalls) -> None:
+        """Move the requests of a dead engine that are not under suspicion to the others."""
+        with self._lock:
+            self._balancer.restarted(engine.rank)
+        if any(other.is_ready for other in self._engines if other is not engine):
+            self._adopt(calls.release())
+
+    def _adopt(self, entries: Sequence[OpenRequest]) -> None:
+        """Distribute requests over the engines that are ready."""
+        shares: dict[Engine, list[OpenRequest]] = {}
+        for entry in entries:
+            keys = self._keys(entry.request)
+            with self._lock:
+                other = self._choose(entry.request, keys)
+                self._route(other, entry.request.request_id, keys)
+                shares.setdefault(other, []).append(entry)
+        for other, share in shares.items():
+            log.warning(
+                "engine %d goes on with %d requests of a dead engine", other.rank, len(share)
+            )
+            other.supervised.adopt(share)
+
+    def _died(self, engine: Engine, error: BaseException) -> None:
+        """Handle an engine that is not restarted any more."""
+        engine.is_dead = True
+        if not self._living():
+            self._listener.died(error)
+            return
+        log.error("engine %d is given up, the others go on: %s", engine.rank, error)
+        self._adopt(engine.supervised.release())
+        failed = engine.supervised.release(suspects=True)
+        deltas = [
+            RequestDelta(
+                request_id=entry.request.request_id, finish_reason="error", error=str(error)
+            )
+            for entry in failed
+        ]
+        self._deliver(engine, StepOutputs(deltas=deltas))
+
+    # --- outputs, in the thread of an engine's supervisor
+
+    def _listener_of(self, engine: Engine) -> Listener:
+        observe = self._listener.observe
+
+        def observed(stats: StepStats) -> None:
+            stats.engine = engine.rank
+            if observe is not None:
+                observe(stats)
+
+        return Listener(
+            deliver=partial(self._deliver, engine),
+            observe=None if observe is None else observed,
+            died=partial(self._died, engine),
+            started=self._listener.started,
+            stage=self._listener.stage if engine.rank == 0 else lambda name: None,
+        )
+
+    def _deliver(self, engine: Engine, outputs: StepOutputs) -> None:
+        if self._waiting:
+            self._note_first_tokens(engine, outputs)
+        self._forget(d.request_id for d in outputs.deltas if d.finish_reason is not None)
+        self._listener.deliver(outputs)
+
+    def _note_first_tokens(self, engine: Engine, outputs: StepOutputs) -> None:
+        """Remember the prompts that an engine has computed now."""
+        with self._lock:
+            ids = [*outputs.request_ids, *(delta.request_id for delta in outputs.deltas)]
+            for request_id in ids:
+                routed = self._waiting.pop(request_id, None)
+                if routed is not None and routed.engine is engine:
+                    self._balancer.loads[engine.rank].cached.add(routed.keys)
+
+
+def _share(config: EngineConfig, size: int) -> EngineConfig:
+    """Return the configuration of one engine of `size`, with its share of the cores."""
+    if config.device.num_threads is not None:
+        return config
+    parallel = config.parallel
+    ranks = size * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    device = replace(config.device, num_threads=max(1, usable_cores() // ranks))
+    return replace(config, device=device)
+
+
+def _of_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return the configuration of an engine: files of its own, and its rank for features."""
+    scheduler = config.scheduler
+    if scheduler.journal is not None:
+        scheduler = replace(scheduler, journal=f"{scheduler.journal}.engine{rank}")
+    return replace(config, scheduler=scheduler, options={**config.options, RANK: rank})
+
+
+def _answers(futures: Sequence[Future[list[CallAnswer]]]) -> list[CallAnswer]:
+    """Return an answer or an error for each engine. Raises the first error if all have one."""
+    errors = [future.exception() for future in futures]
+    first = errors[0]
+    if first is not None and None not in errors:
+        raise first
+    found: list[CallAnswer] = []
+    for rank, (future, error) in enumerate(zip(futures, errors, strict=True)):
+        if error is None:
+            (answer,) = future.result()
+            found.append(CallAnswer(scheduler=answer.scheduler, ranks=answer.ranks, engine=rank))
+        else:
+            died = isinstance(error, EngineDead)
+            found.append(CallAnswer(engine=rank, error=str(error), died=died))
+    return found
+
+
+def _when_all(futures: Sequence[Future[Any]], result: Callable[[], Any]) -> Future[Any]:
+    """Return a future of `result()`, called when all futures are done."""
+    joined: Future[Any] = Future()
+    joined.set_running_or_notify_cancel()
+    left = len(futures)
+    lock = threading.Lock()
+
+    def finish() -> None:
+        try:
+            joined.set_result(result())
+        except Exception as error:  # noqa: BLE001 - passed on
+            joined.set_exception(error)
+
+    def one_done(_: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            finish()
+
+    for future in futures:
+        future.add_done_callback(one_done)
+    if not futures:
+        finish()
+    return joined

@@ -1,0 +1,235 @@
+"""Several engines: equal outputs whatever dies, answers by engine, and metrics of each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builtin_plugins.clients.data_parallel.client import DataParallelClient
+from core import LLM, AsyncLLM
+from core.errors import ConfigError, InvalidRequest
+from core.testing.checkpoints import make_checkpoint
+from tests.builtin_plugins.clients.streams import POISON, collect, params, prompt, streams, until
+from tests.timeouts import TIMEOUT_S
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama")))
+
+
+@contextmanager
+def running(model: str, size: int = 2, **settings: Any) -> Iterator[AsyncLLM]:
+    defaults = {
+        "dtype": "float32",
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": 1 << 25,
+        "num_threads": 1,
+        "structured_outputs_config": {"warm_up": False},
+    }
+    engine = AsyncLLM(model, data_parallel_size=size, **{**defaults, **settings})
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+        assert not any(child(engine, rank).is_alive for rank in range(size))
+
+
+def child(engine: AsyncLLM, rank: int) -> Any:
+    client = engine._client
+    assert isinstance(client, DataParallelClient)
+    return client._engines[rank].supervised._child
+
+
+def states(engine: AsyncLLM) -> list[str]:
+    return [each["status"] for each in engine.health()["engines"]]
+
+
+def restarts(engine: AsyncLLM) -> list[int]:
+    return [each["restarts"] for each in engine.health()["engines"]]
+
+
+async def kill_at_random(engine: AsyncLLM, kills: int, size: int) -> None:
+    """Kill engines at random times, also during restarts of others."""
+    draw = random.Random(kills)
+    for _ in range(kills):
+        await asyncio.sleep(draw.random() * 0.3)
+        rank = draw.randrange(size)
+        await until(lambda rank=rank: child(engine, rank).is_alive)
+        os.kill(child(engine, rank).pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("size", "kills", "rounds", "count"),
+    [
+        (2, 3, 2, 16),
+        pytest.param(2, 20, 10, 64, marks=pytest.mark.slow),
+        pytest.param(4, 20, 10, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_streams_complete_after_random_kills_of_engines(
+    llama: str, size: int, kills: int, rounds: int, count: int
+) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        undisturbed = await streams(engine, 1, count)
+        expected = [result for result in undisturbed for _ in range(rounds)]
+        killing = asyncio.ensure_future(kill_at_random(engine, kills, size))
+        assert await streams(engine, rounds, count) == expected
+        await killing
+        await until(lambda: states(engine) == ["ready"] * size)
+        assert sum(restarts(engine)) > 0
+        assert not engine._client._routed
+        await until(lambda: engine.health()["running"] == 0)
+
+    with running(llama, size) as engine:
+        asyncio.run(main(engine))
+
+
+def test_requests_go_on_in_another_engine_before_theirs_is_back(llama: str) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        numbers = (1, 3, 5, 7)
+        expected = await asyncio.gather(*(collect(engine, i) for i in numbers))
+        tasks = [asyncio.ensure_future(collect(engine, i)) for i in numbers]
+        await until(lambda: len(engine._client._routed) == 4 and not engine._client._waiting)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        supervised = engine._client._engines[0].supervised
+        # The engine is restarted after the answers have ended.
+        supervised._pause = lambda: asyncio.run_coroutine_threadsafe(ended.wait(), loop).result()
+        os.kill(child(engine, 0).pid, signal.SIGKILL)
+        assert await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT_S) == expected
+        assert states(engine) == ["restarting", "ready"]
+        ended.set()
+        await until(lambda: states(engine) == ["ready"] * 2)
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
+def test_request_that_kills_its_engine_fails_and_takes_no_other_engine_with_it(
+    llama: str, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "poison.py"
+    plugin.write_text(POISON)
+
+    async def poisonous(engine: AsyncLLM) -> Any:
+        bad = params(0, max_tokens=20, extra_args={"way": "exit", "at_token": 5})
+        return [output async for output in engine.generate([7, 8, 9], bad, "guilty")][-1]
+
+    async def main(engine: AsyncLLM) -> None:
+        expected = await asyncio.gather(*(collect(engine, i) for i in range(1, 6)))
+        *others, last = await asyncio.gather(
+            *(collect(engine, i) for i in range(1, 6)), poisonous(engine)
+        )
+        assert last.outputs[0].finish_reason == "error"
+        assert "guilty" in (last.error or "")
+        assert others == expected
+        assert 0 in restarts(engine)
+
+    with running(llama, plugins=[str(plugin)]) as engine:
+        asyncio.run(main(engine))
+
+
+def test_calls_answer_by_engine_also_when_one_dies_meanwhile(llama: str) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        answers = await engine.call("reset_prefix_cache")
+        assert [(each.engine, each.scheduler) for each in answers] == [(0, b"1"), (1, b"1")]
+        os.kill(child(engine, 0).pid, signal.SIGSTOP)
+        call = asyncio.ensure_future(engine.call("reset_prefix_cache"))
+        whole = asyncio.ensure_future(engine.reset_prefix_cache())
+        await until(lambda: len(engine._client._engines[0].supervised._calls) == 2)
+        os.kill(child(engine, 0).pid, signal.SIGKILL)
+        died, done = await asyncio.wait_for(call, TIMEOUT_S)
+        assert (died.engine, died.died, died.scheduler) == (0, True, None)
+        assert (done.engine, done.error, done.scheduler) == (1, "", b"1")
+        assert await whole  # the restarted engine has an empty cache
+        await until(lambda: states(engine) == ["ready"] * 2)
+        with pytest.raises(InvalidRequest, match=r"unknown\.call"):
+            await engine.call("unknown.call")
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
+def test_reset_is_false_while_one_engine_uses_blocks(llama: str) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        task = asyncio.ensure_future(collect(engine, 1, max_tokens=400))
+        await until(lambda: engine.health()["running"] == 1)
+        assert not await engine.reset_prefix_cache()
+        answers = await engine.call("reset_prefix_cache")
+        assert sorted(each.scheduler or b"" for each in answers) == [b"0", b"1"]
+        task.cancel()
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
+def test_turns_of_a_conversation_find_their_cache(llama: str) -> None:
+    async def turn(engine: AsyncLLM, tokens: list[int]) -> Any:
+        sampling = params(1, max_tokens=1)
+        return [out async for out in engine.generate(tokens, sampling, f"turn-{len(tokens)}")][-1]
+
+    async def main(engine: AsyncLLM) -> None:
+        first = [5 + i % 80 for i in range(130)]
+        other = [6 + i % 70 for i in range(130)]
+        await turn(engine, first)
+        await turn(engine, other[:129])
+        loads = [each.num_requests for each in engine._client._balancer.loads]
+        assert loads == [1, 1]
+        for _ in range(3):
+            assert (await turn(engine, [*first, 7, 8, 9])).num_cached_tokens >= 128
+            first += [7, 8, 9]
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
+def test_requests_may_name_their_engine(llama: str) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        for rank in (1, 1, 0, 1):
+            sampling = params(1, max_tokens=1)
+            async for _ in engine.generate(prompt(1), sampling, "a", data_parallel_rank=rank):
+                pass
+        assert [each.num_requests for each in engine._client._balancer.loads] == [1, 3]
+        for rank in (2, -1, True, "0"):
+            with pytest.raises(
+                InvalidRequest, match=r"data_parallel_rank: got .*; expected 0 to 1"
+            ):
+                async for _ in engine.generate(prompt(1), params(1), "a", data_parallel_rank=rank):
+                    pass
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
+def test_an_engine_that_is_given_up_leaves_its_requests_to_the_others(llama: str) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        expected = await streams(engine, 1, 6)
+        task = asyncio.ensure_future(streams(engine, 1, 6))
+        await until(lambda: engine.health()["running"] > 4)
+        os.kill(child(engine, 0).pid, signal.SIGKILL)
+        assert await asyncio.wait_for(task, TIMEOUT_S) == expected
+        await until(lambda: states(engine) == ["dead", "ready"])
+        assert engine.state() == "ready"
+        assert await streams(engine, 1, 6) == expected
+        assert "engine 0: dead" in engine.health()["reason"]
+        answers = await engine.call("reset_prefix_cache")
+        assert [bool(each.error) for each in answers] == [True, False]
+
+    with running(llama, max_restarts=0) as engine:
+        asyncio.run(main(engine))
+
+
+@pytest.mark.parametrize("start", [LLM, AsyncLLM])
+def test_several_engines_in_one_process_are_refused(llama: str, start: Any) -> None:
+    own = {"disable_frontend_multiprocessing": True} if start is AsyncLLM else {}
+    with pytest.raises(ConfigError, match="--data-parallel-size: got 2; expected 1"):
+        start(llama, data_parallel_size=2, **own)
