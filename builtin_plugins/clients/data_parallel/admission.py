@@ -16,6 +16,7 @@ class EngineChoice:
     """Admission half: checks the rank and passes it to the client."""
 
     keywords = (NAME,)
+    fields = (NAME,)
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines

@@ -6,6 +6,8 @@ A process that the parent starts outlives the API process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import os
 import re
 import shutil
@@ -17,10 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from builtin_plugins.clients.process.messages import FromEngine
 from builtin_plugins.executors.api import Child, Start
 from builtin_plugins.servers.api import Parent
 from core.api import Registry
+
+log = logging.getLogger(__name__)
 
 
 class EngineHost:
@@ -81,6 +87,22 @@ class EngineHost:
             self._parent.preserve(
                 self._name, str(restarts).encode(), process=None if child is None else child.process
             )
+
+
+def next_start(start: Start, restarts: int) -> Start:
+    """Return the start message after restarts; each process writes its own journal, if it can."""
+    config = start.config
+    if config.scheduler.journal is None or not restarts:
+        return start
+    journal: str | None = f"{config.scheduler.journal}.{restarts}"
+    try:
+        open(str(journal), "wb").close()
+    except OSError as error:
+        log.error("--journal ends here, requests go on: %s", error)
+        journal = None
+    scheduler = dataclasses.replace(config.scheduler, journal=journal)
+    config = dataclasses.replace(config, scheduler=scheduler)
+    return msgspec.structs.replace(start, config=config)
 
 
 _FOLDER: Final = re.compile(r"engine-(?:ranks-)?(\d+)-\w+")

@@ -16,10 +16,8 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, Final
 
-import msgspec
-
 from builtin_plugins.clients.process.engine_calls import EngineCalls, EngineCondition
-from builtin_plugins.clients.process.host import EngineHost, remove_leftovers
+from builtin_plugins.clients.process.host import EngineHost, next_start, remove_leftovers
 from builtin_plugins.clients.process.messages import (
     Answer,
     Outputs,
@@ -101,7 +99,7 @@ class Supervised:
         taken_over = self._host.take_over(self._start)
         self._is_taken_over = taken_over is not None
         """Whether the engine was taken over and has not connected yet."""
-        self._child: Child = taken_over or self._host.start(self._next_start())
+        self._child: Child = taken_over or self._host.start(next_start(self._start, self._restarts))
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def wait(self) -> Running:
@@ -119,7 +117,7 @@ class Supervised:
             self._is_taken_over = False
             self._restarts = self._restarts + 1
             self._watchdog.reset()
-            self._child = self._host.start(self._next_start())
+            self._child = self._host.start(next_start(self._start, self._restarts))
             ready = self._wait_until_ready()
         self.unclaimed = ready.unclaimed
         self._condition.state = "ready"
@@ -265,7 +263,7 @@ class Supervised:
             self._restarts += 1
             self._watchdog.reset()
             try:
-                self._child = self._host.start(self._next_start())
+                self._child = self._host.start(next_start(self._start, self._restarts))
             except OSError as error:  # a full disk, too many open files: it may pass
                 raise EngineDead(f"the engine process cannot be started: {error}") from error
         self._wait_until_ready()
@@ -279,22 +277,6 @@ class Supervised:
             self._watchdog.on_ready()
             self._calls.resume()
         log.warning("the engine is back (restart %d)", self._restarts)
-
-    def _next_start(self) -> Start:
-        """Return the start message; each engine process writes its own journal, if it can."""
-        config = self._start.config
-        if config.scheduler.journal is None or not self._restarts:
-            return self._start
-        journal: str | None = f"{config.scheduler.journal}.{self._restarts}"
-        try:
-            open(str(journal), "wb").close()
-        except OSError as error:
-            log.error("--journal ends here, requests go on: %s", error)
-            journal = None
-        scheduler = dataclasses.replace(config.scheduler, journal=journal)
-        return msgspec.structs.replace(
-            self._start, config=dataclasses.replace(config, scheduler=scheduler)
-        )
 
     def _wait_until_ready(self) -> Ready:
         while True:

@@ -80,9 +80,9 @@ async def settled(engine: AsyncLLM) -> None:
     """Wait for the statistics of the last step, which may have been planned ahead."""
     async with asyncio.timeout(TIMEOUT_S):
         while (
-            engine._last_stats.num_running
-            or engine._last_stats.num_waiting
-            or engine._last_stats.kv_usage
+            engine.health()["running"]
+            or engine.health()["waiting"]
+            or any(stats.kv_usage for stats in engine._last_stats.values())
         ):
             await asyncio.sleep(0.005)
 

@@ -65,9 +65,9 @@ async def assert_nothing_left(engine: AsyncLLM) -> None:
     # after the last request.
     async with asyncio.timeout(TIMEOUT_S):
         while (
-            engine._last_stats.num_running
-            or engine._last_stats.num_waiting
-            or engine._last_stats.kv_usage
+            engine.health()["running"]
+            or engine.health()["waiting"]
+            or any(stats.kv_usage for stats in engine._last_stats.values())
         ):
             await asyncio.sleep(0.005)
     if isinstance(engine._client, ThreadClient):
