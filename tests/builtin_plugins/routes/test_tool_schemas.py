@@ -115,8 +115,14 @@ def test_schemas_beyond_the_budget_of_a_request_are_refused(budget, expected, st
     with pytest.raises(InvalidRequest, match=f"tools: got schemas that .*{expected}"):
         enforced_tools(tools, "required", CompileBudget(**budget))
     one = {"type": "function", "function": {"name": "f0"}}
-    found, _ = enforced_tools(tools, one, CompileBudget(**budget))
+    found, _ = enforced_tools(tools, one, CompileBudget(count=3))
     assert [each["function"]["name"] for each in found] == ["f0"]
+
+
+def test_one_slow_schema_is_refused_within_the_budget() -> None:
+    slow = {"properties": {"a": {"enum": [{"a": i} for i in range(12_000)]}}}
+    with pytest.raises(InvalidRequest, match=r"tools: got schemas that compile for over 0\.1 s"):
+        enforced_tools([tool(slow)], "required", CompileBudget(cpu_s=0.1))
 
 
 def test_full_list_of_tools_with_many_odd_keywords_is_one_refused_request(api) -> None:
