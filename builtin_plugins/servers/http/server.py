@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import json
@@ -56,6 +57,8 @@ POLL_S: Final = 0.05
 """Interval between two checks for open requests during shutdown, in seconds."""
 WATCH_S: Final = 1.0
 """Interval of checks of engine, connections and certificates, in seconds."""
+TRIM_S: Final = 60.0
+"""Interval in which freed memory returns to the system, in seconds."""
 MAINTENANCE_SERVER: Final = "builtin_plugins.servers.http.maintenance_server:run"
 """Placeholder server that answers while this process restarts."""
 
@@ -234,8 +237,12 @@ class _Server(uvicorn.Server):
     async def _watch(self) -> None:
         """Check connections, certificates and the engine periodically."""
         loop = asyncio.get_running_loop()
+        trimmed_s = loop.time()
         while True:
             await asyncio.sleep(WATCH_S)
+            if loop.time() - trimmed_s > TRIM_S:
+                await asyncio.to_thread(trim_memory)
+                trimmed_s = loop.time()
             check_all(self.server_state.connections, loop.time())
             if self._certificates:
                 self._refresh_certificates()
@@ -330,6 +337,13 @@ def _check_loop(options: Mapping[str, Any]) -> None:
             "--event-loop uvloop is not installed: `pip install core[uvloop]`, or remove the "
             "option."
         )
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system: glibc retains pages between blocks in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc
+        trim(0)
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:

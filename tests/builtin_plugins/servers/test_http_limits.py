@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 
@@ -21,6 +22,7 @@ from builtin_plugins.metric_sinks.prometheus.memory import resident_bytes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.servers.http import limits
+from builtin_plugins.servers.http import server as server_module
 from builtin_plugins.servers.http.app import Templates
 from builtin_plugins.servers.http.server import HttpServer, _hide_ids
 from core.api import ConfigError
@@ -428,3 +430,27 @@ def test_path_parameters_are_not_access_logged(caplog):
         record.args = ("127.0.0.1:1", "GET", path, "1.1", 200)
         assert _hide_ids(template_of, record)
         assert record.args == ("127.0.0.1:1", "GET", logged, "1.1", 200)
+
+
+def test_freed_memory_returns_to_the_system_periodically(monkeypatch):
+    trimmed = threading.Event()
+    monkeypatch.setattr(server_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(server_module, "TRIM_S", 0.0)
+    monkeypatch.setattr(server_module, "trim_memory", trimmed.set)
+    with Served():
+        assert trimmed.wait(TIMEOUT_S)
+
+
+def test_trimming_returns_pages_between_blocks_in_use():
+    code = """
+from builtin_plugins.metric_sinks.prometheus.memory import resident_bytes
+from builtin_plugins.servers.http.server import trim_memory
+blocks = [bytes([1]) * 8192 for _ in range(8192)]
+kept = blocks[::100]
+blocks = None
+before = resident_bytes()
+trim_memory()
+print(before - resident_bytes())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(found.stdout) > 32 * 2**20
