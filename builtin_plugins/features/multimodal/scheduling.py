@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,8 @@ from core.api.features import RunningRows
 
 MAX_IN_FLIGHT: Final = 4
 """Steps after which the worker halves have read what a step names."""
+MAX_LOOK_AHEAD: Final = 16
+"""Waiting requests with items that are encoded ahead."""
 MAX_SEEN: Final = 8192
 """Items of the past that are not encoded ahead: their prompts may be prefix hits."""
 _decode = msgspec.msgpack.Decoder(RequestItems).decode
@@ -188,9 +191,8 @@ class EncoderScheduler:
         At most one a step, and none that was encoded before.
         """
         cached = sum(self._cache.values())
-        for request, items in self._requests.values():
-            if request.row >= 0:
-                continue
+        waiting = (items for request, items in self._requests.values() if request.row < 0)
+        for items in islice(waiting, MAX_LOOK_AHEAD):
             for item in items.items:
                 key = item.content_hash
                 size = item.num_tokens
