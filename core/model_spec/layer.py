@@ -114,6 +114,8 @@ class PerLayerInputSpec:
     vocab_size: int
     activation: str
     norm: NormSpec
+    padding_token: int = 0
+    """Token with the embeddings that the placeholders of images have."""
 
     def __post_init__(self) -> None:
         check_activation(self.activation)

@@ -89,11 +89,12 @@ class WeightNames:
     experts_gate_up: str = "mlp.experts.gate_up_proj"
     experts_down: str = "mlp.experts.down_proj"
     """Down projection of all experts in one tensor; used if the checkpoint has it."""
-    experts_layout: Literal["rows", "columns", "interleaved", "stacked"] = "rows"
+    experts_layout: Literal["rows", "columns", "either", "interleaved", "stacked"] = "rows"
     """Layout of stacked expert weights.
 
-    "rows": [experts, out, in]; "columns": [experts, in, out]; "interleaved": columns with gate and
-    up interleaved; "stacked": [experts * width, hidden] for gate, up (`experts_up`) and down.
+    "rows": [experts, out, in]; "columns": [experts, in, out]; "either": rows, or columns where the
+    shape is theirs; "interleaved": columns with gate and up interleaved; "stacked":
+    [experts * width, hidden] for gate, up (`experts_up`) and down.
     """
     experts_up: str = ""
     latent_in: str = "mixer.fc1_latent_proj"

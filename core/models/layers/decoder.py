@@ -206,11 +206,7 @@ class Decoder(nn.Module):
         if self._layers_read_embedding:
             step.embedded = x.clone()  # add_rms_norm overwrites the residual stream
         residual: torch.Tensor | None = None
-        own = (
-            None
-            if self.per_layer_inputs is None
-            else self.per_layer_inputs(batch.input_ids, x).unbind(1)
-        )
+        own = None if self.per_layer_inputs is None else _per_layer_inputs(self, batch, x)
         captured: list[torch.Tensor] = []
         for index, block in enumerate(self._blocks):
             if index in self._captured_layers:
@@ -289,6 +285,21 @@ class Decoder(nn.Module):
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
         return logits
+
+
+def _per_layer_inputs(
+    decoder: Decoder, batch: ForwardBatch, x: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return the per-layer embeddings of a step; placeholders of items have those of padding."""
+    spec = decoder.spec.per_layer_inputs
+    assert decoder.per_layer_inputs is not None
+    assert spec is not None
+    ids = batch.input_ids
+    if batch.embeddings is not None and decoder.tower is not None:
+        for placeholder in decoder.tower.facts.placeholders.values():
+            ids = torch.where(ids == placeholder, spec.padding_token, ids)
+    inputs: torch.Tensor = decoder.per_layer_inputs(ids, x)
+    return inputs.unbind(1)
 
 
 def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -225,11 +226,14 @@ class Experts(QuantizedLayer):
             ),
         }
         self.parts |= own
-        return {
+        slots = {
             name: slot
             for prefix, part in own.items()
             for name, slot in self.slots(prefix, "", self.method.stacked_suffixes, part).items()
         }
+        if names.experts_layout == "either":
+            return {name: _of_either_layout(slot) for name, slot in slots.items()}
+        return slots
 
     def _expect_stacked(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect [experts * width, hidden] of gate, up and down."""
@@ -324,3 +328,15 @@ class Experts(QuantizedLayer):
     def _take_bias(self, part: WeightShard, tensor: torch.Tensor) -> None:
         whole = self.get_parameter("bias" if part.matrix == "gate_up" else "down_bias").data
         copy_weight(whole[part.expert, part.target], part.rows(tensor))
+
+
+def _of_either_layout(slot: WeightSlot) -> WeightSlot:
+    """Return a slot of [experts, out, in] that also accepts [experts, in, out]."""
+    if slot.shape is None or len(slot.shape) != 3:
+        return slot
+    count, rows, columns = slot.shape
+
+    def load(tensor: torch.Tensor) -> None:
+        slot.load(tensor if tuple(tensor.shape) == slot.shape else tensor.transpose(1, 2))
+
+    return replace(slot, load=load, other_shape=(count, columns, rows))

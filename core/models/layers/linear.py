@@ -7,6 +7,7 @@ computes the product.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -304,7 +305,9 @@ class UnpackedWeight(QuantizedLayer):
 
     def _take(self, suffix: str, part: WeightShard, tensor: torch.Tensor) -> None:
         if not hasattr(self, "weight"):
-            self.method.create(self, *self._sizes, self._dtype)
+            # A memory plan loads meta tensors.
+            with torch.device("meta") if tensor.is_meta else nullcontext():
+                self.method.create(self, *self._sizes, self._dtype)
         super()._take(suffix, part, tensor)
 
 

@@ -44,6 +44,8 @@ class WeightSlot:
     load: Callable[[torch.Tensor], None]
     after_load: Callable[[], None] | None = None
     """Called once after a load, for all slots that share it."""
+    other_shape: tuple[int, ...] | None = None
+    """A second accepted shape, which `load` tells from the first."""
 
 
 class WeightMap:
@@ -222,7 +224,11 @@ class WeightMap:
                 faults.unexpected.append(
                     f"{_printable(found)} (twice)" if name in known else _printable(found)
                 )
-            elif slot is not None and slot.shape is not None and tuple(tensor.shape) != slot.shape:
+            elif (
+                slot is not None
+                and slot.shape is not None
+                and tuple(tensor.shape) not in (slot.shape, slot.other_shape)
+            ):
                 sizes = f"expected {list(slot.shape)}, found {list(tensor.shape)}"
                 faults.misshapen.append(f"{_printable(found)}: {sizes}")
             elif slot is not None:
