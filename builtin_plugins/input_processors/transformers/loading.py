@@ -1,23 +1,58 @@
 """Loads a checkpoint's processor, with or without torchvision.
 
-Images are resized by Pillow in either case, so results do not depend on what is installed. Without
-torchvision, transformers cannot construct a processor that also reads videos; such a processor is
-put together here without its video part.
+Images are resized by Pillow in either case, so results do not depend on what is installed. A
+processor that reads videos or audio, too, is put together without those parts: transformers cannot
+construct some of them without torchvision.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import transformers
 from transformers.models.auto import processing_auto
 
+from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
+from builtin_plugins.input_processors.transformers.kimi import Kimi_K25ImageProcessorPil
+from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
+from builtin_plugins.input_processors.transformers.llama4 import Llama4ImageProcessorPil
+from builtin_plugins.input_processors.transformers.minicpm import (
+    MiniCPMCanvasProcessor,
+    MiniCPMProcessor,
+)
+from builtin_plugins.input_processors.transformers.pixtral import PixtralProcessor
+from builtin_plugins.input_processors.transformers.smolvlm import SmolVLMProcessor
 from core.api import ModelError
 from core.api.models import ModelSource
 
 MAX_FILE_BYTES: Final = 2**20
 """Largest size of a file with settings of a processor."""
+FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+"""Files that may name the class of a processor, in transformers' order."""
+STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "MiniCPMV4_6Processor": MiniCPMProcessor,
+        "MiniCPMV4_7Processor": MiniCPMCanvasProcessor,
+        "PixtralProcessor": PixtralProcessor,
+        "SmolVLMProcessor": SmolVLMProcessor,
+    }
+)
+"""Processors that transformers cannot construct without packages that images do not need."""
+IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "Cohere2VisionImageProcessor": Cohere2VisionImageProcessorPil,
+        "Kimi_K25ImageProcessor": Kimi_K25ImageProcessorPil,
+        "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
+        "Llama4ImageProcessor": Llama4ImageProcessorPil,
+    }
+)
+"""Image processors that transformers has with torchvision only, by names without a backend."""
+PARTS: Final = frozenset({"image_processor", "tokenizer"})
+"""Parts of a processor that are used."""
 
 
 def load_processor(source: ModelSource) -> Any:
@@ -50,50 +85,65 @@ def load_processor(source: ModelSource) -> Any:
 
 def _load(source: ModelSource) -> Any:
     path = str(source.path)
+    model_type = str(getattr(source.hf_config, "model_type", None))
+    name = _class_name(path, model_type) or ""
+    processor_class: Any = STAND_INS.get(name) or getattr(transformers, name, None)
     try:
+        image_processor = _image_processor(path)
+        if name in STAND_INS:
+            return processor_class.from_pretrained(path, image_processor=image_processor)
+        is_own = type(image_processor) in IMAGE_STAND_INS.values()
+        if processor_class is not None and (
+            is_own or not PARTS.issuperset(processor_class.get_attributes())
+        ):
+            return _images_only(processor_class, path, image_processor)
         auto: Any = transformers.AutoProcessor
         # Not None: transformers would then ask the terminal whether to run code of the files.
         processor = auto.from_pretrained(path, trust_remote_code=False)
-        processor.image_processor = _image_processor(path)
+        processor.image_processor = image_processor
         return processor
     except (AttributeError, ImportError, OSError, ValueError) as error:
-        model_type = str(getattr(source.hf_config, "model_type", None))
-        known: Any = processing_auto
-        name = known.PROCESSOR_MAPPING_NAMES.get(model_type)
-        if name is None:
-            raise ModelError(
-                f"model_type: got {model_type!r}; expected one that transformers has a processor "
-                f"for ({error}). Install a newer transformers."
-            ) from error
-        return _without_video(getattr(transformers, name), path)
+        raise ModelError(
+            f"model_type: got {model_type!r}; expected one that transformers has a processor "
+            f"for ({error}). Install a newer transformers."
+        ) from error
+
+
+def _class_name(path: str, model_type: str) -> str | None:
+    """Return the class that a checkpoint names, or that of its model type; None without one."""
+    for name in FILES:
+        file = Path(path) / name
+        stated = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if isinstance(stated, Mapping) and isinstance(stated.get("processor_class"), str):
+            return str(stated["processor_class"])
+    known: Any = processing_auto
+    name = known.PROCESSOR_MAPPING_NAMES.get(model_type)
+    return None if name is None else str(name)
 
 
 def _image_processor(path: str) -> Any:
     auto: Any = transformers.AutoImageProcessor
+    mixin: Any = transformers.ImageProcessingMixin
+    stated, _ = mixin.get_image_processor_dict(path)
+    name = str(stated.get("image_processor_type"))
+    own = IMAGE_STAND_INS.get(name.removesuffix("Fast").removesuffix("Pil"))
+    if own is not None:
+        return own.from_pretrained(path)
     return auto.from_pretrained(path, backend="pil", trust_remote_code=False)
 
 
-def _without_video(processor_class: Any, path: str) -> Any:
-    """Return a processor without its video processor."""
-    stated, _ = processor_class.get_processor_dict(path)
+def _images_only(processor_class: Any, path: str, image_processor: Any) -> Any:
+    """Return a processor with None for its other parts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    image_processor = _image_processor(path)
-    make = type(
+    parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+    made: Any = type(
         processor_class.__name__,
         (processor_class,),
         {
-            "get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"]),
+            "_get_arguments_from_pretrained": classmethod(
+                lambda cls, *_, **__: [parts.get(name) for name in cls.get_attributes()]
+            ),
             "check_argument_for_proper_class": lambda self, name, argument: type(argument),
         },
     )
-    kwargs = {
-        name: value
-        for name, value in stated.items()
-        if name not in ("image_processor", "video_processor", "tokenizer", "processor_class")
-    }
-    return make(
-        image_processor=image_processor,
-        tokenizer=tokenizer,
-        video_processor=None,
-        **kwargs,
-    )
+    return made.from_pretrained(path)

@@ -1,10 +1,22 @@
-"""The input processor of every architecture that transformers has one for."""
+"""The input processors of architectures that transformers has one for."""
 
 from core.api import Entry, hookimpl
+
+HERE = "builtin_plugins.input_processors.transformers"
 
 
 @hookimpl
 def engine_input_processors() -> list[Entry]:
-    """Return the entry."""
-    target = "builtin_plugins.input_processors.transformers.processor:TransformersProcessor"
-    return [Entry("transformers", target, "the processors of transformers, with Pillow")]
+    """Return the one of all architectures, and those with prompts of their own."""
+    return [
+        Entry(
+            "PaliGemmaForConditionalGeneration",
+            f"{HERE}.paligemma:PaliGemmaProcessor",
+            "PaliGemma's prompts",
+        ),
+        Entry(
+            "transformers",
+            f"{HERE}.processor:TransformersProcessor",
+            "the processors of transformers, with Pillow",
+        ),
+    ]

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,22 +33,23 @@ class TransformersProcessor:
         check_settings(stated)
         check_settings({name: getattr(self._processor, name, None) for name in PATCHES})
         tokenizer = self._processor.tokenizer
-        placeholder = self._processor.image_token
+        own = self._processor
+        # Some prompts have another text for an image than its placeholder token.
+        placeholder = getattr(own, "image_placeholder_token", None) or own.image_token
         if not isinstance(placeholder, str) or not placeholder:
             raise ModelError(
                 f"processor_config.json: image_token: got {placeholder!r:.80}; expected a text. "
                 "Restore the original file."
             )
         self.placeholders: Mapping[str, str] = {"image": placeholder}
-        self._image_token_ids = {
-            token for token in self._processor.image_token_ids if token is not None
-        }
+        self._image_token_ids = _placeholder_ids(source.hf_config, self._processor)
         self._tokenizer = tokenizer
         self._example: ProcessedItem | None = None
         """A processed blank image."""
         texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        self._kwargs = frozenset(_keyword_names(image_processor))
+        fixed: frozenset[str] = getattr(self._processor, "fixed_kwargs", frozenset())
+        self._kwargs = frozenset(_keyword_names(image_processor)) - fixed
         settings = json.dumps(stated, sort_keys=True, default=repr)
         name = f"{type(self._processor).__name__}.{type(image_processor).__name__}"
         self.identity = f"{name} {transformers.__version__} {settings}"
@@ -65,7 +67,10 @@ class TransformersProcessor:
             tokenizer_init_kwargs=self._tokenizer.init_kwargs, **{**kwargs, "return_tensors": "pt"}
         )
         try:
-            images, texts = self._processor._process_images([content], **merged["images_kwargs"])
+            process = self._processor._process_images
+            known = inspect.signature(process).parameters
+            own = {name: value for name, value in merged.items() if name in known}
+            images, texts = process([content], **own, **merged["images_kwargs"])
         except (TypeError, ValueError) as error:
             size = f"{content.width} x {content.height} pixels"
             raise InvalidRequest(
@@ -73,13 +78,15 @@ class TransformersProcessor:
             ) from error
         text = texts[0]
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        count = sum(token in self._image_token_ids for token in ids)
+        placeholders = [token for token in ids if token in self._image_token_ids]
         tensors = {
             name: value.contiguous()
             for name, value in images.items()
             if isinstance(value, torch.Tensor)
         }
-        return ProcessedItem(modality, text, count, tensors)
+        if len(self._image_token_ids) > 1:
+            tensors["placeholder_ids"] = torch.tensor(placeholders)
+        return ProcessedItem(modality, text, len(placeholders), tensors)
 
     def embedded(self, modality: str, tensors: Mapping[str, torch.Tensor]) -> ProcessedItem:
         """Return one item of a client's embeddings. Raises `InvalidRequest`."""
@@ -89,17 +96,37 @@ class TransformersProcessor:
 
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""
-        return expand_text(prompt, items, self.placeholders, self._special)
+        return expand_text(prompt, self._numbered(items), self.placeholders, self._special)
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:
         """Return token ids with each item's tokens for its placeholder."""
         encode = self._tokenizer.encode
-        pairs = [(item, encode(item.text, add_special_tokens=False)) for item in items]
+        numbered = self._numbered(items)
+        pairs = [(item, encode(item.text, add_special_tokens=False)) for item in numbered]
         ids = {
             modality: self._tokenizer.convert_tokens_to_ids(text)
             for modality, text in self.placeholders.items()
         }
         return expand_ids(token_ids, pairs, ids)
+
+    def _numbered(self, items: Sequence[ProcessedItem]) -> Sequence[ProcessedItem]:
+        """Return items with their places in the prompt in their texts, if the model reads them."""
+        if not hasattr(self._processor, "numbered"):
+            return items
+        texts = self._processor.numbered([item.text for item in items])
+        return [replace(item, text=text) for item, text in zip(items, texts, strict=True)]
+
+
+def _placeholder_ids(hf_config: Any, processor: Any) -> set[int]:
+    """Return the tokens that stand for embeddings.
+
+    A processor's own list has tokens of the text, too, such as those that end a line of patches.
+    """
+    for name in ("image_token_id", "image_token_index"):
+        token = getattr(hf_config, name, None)
+        if token is not None:
+            return {token, *getattr(hf_config, "visual_indicator_token_ids", ())}
+    return {token for token in processor.image_token_ids if token is not None}
 
 
 def _keyword_names(image_processor: Any) -> set[str]:
