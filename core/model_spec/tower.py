@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -17,15 +17,27 @@ PROMPT_EMBEDS: Final = "prompt_embeds"
 """Feature name of the width of a decoder's embeddings, and of prompts given as embeddings."""
 
 
+LookAhead = Literal["", "items", "windowed_items", "prompt"]
+"""Tokens that see each other: none, those of an item, those of an item in layers with a sliding
+window only, or all of a prompt with items. A step computes such a run of tokens together.
+"""
+
+
 class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
     """What admission knows of a tower; a message, so plain data."""
 
     placeholders: dict[str, int]
     """Placeholder token in prompts, by modality."""
-    look_ahead: bool = False
-    """Whether tokens of an item see each other, so a step computes a run of them together."""
+    look_ahead: LookAhead = ""
+    """Tokens that see each other."""
     embedding_width: int = 0
     """Numbers in an embedding of a client, with those of deepstack; 0: it may send none."""
+    marks: dict[str, list[int]] = {}
+    """Other tokens that get embeddings of the tower, such as those that mark a grid of tiles."""
+
+    def tokens(self, modality: str) -> frozenset[int]:
+        """Return the tokens that get embeddings of an item."""
+        return frozenset((self.placeholders[modality], *self.marks.get(modality, ())))
 
 
 @dataclass(frozen=True, slots=True)

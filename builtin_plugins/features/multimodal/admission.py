@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ class MultimodalAdmission:
         if facts is None:
             return
         self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
-        self._tokens = frozenset(self._facts.placeholders.values())
+        self._tokens = frozenset().union(*map(self._facts.tokens, self._facts.placeholders))
         self.keywords = self.prompt_keys = FIELDS
         if self._settings.trust_request_kwargs:
             self.fields = (KWARGS,)
@@ -177,21 +178,21 @@ class MultimodalAdmission:
             for item, own in zip(answer.items, runs, strict=True)
         ]
         longest = max((run.length for own in runs for run in own), default=0)
-        budget = self._settings.chunk_tokens
-        is_whole = self._facts.look_ahead or self._settings.whole_items
-        if is_whole and longest > budget:
+        if self._settings.whole_items and longest > self._settings.chunk_tokens:
             raise InvalidRequest(
                 DATA,
                 f"got an item of {longest} tokens that a step computes together; expected at most "
-                f"{budget} (--max-num-batched-tokens, --long-prefill-token-threshold). Send a "
-                "smaller one.",
+                f"{self._settings.chunk_tokens} (--max-num-batched-tokens, "
+                "--long-prefill-token-threshold). Send a smaller one.",
             )
         spans = [
             Span(run.start, run.length, f"{item.modality}.{run.row}", item.content_hash)
             for item in items
             for run in item.runs
         ]
-        message = RequestItems(self._host.folder, holder, items, self._facts.look_ahead)
+        if self._facts.look_ahead == "prompt":
+            spans.append(_prompt_span(prompt.token_ids))
+        message = RequestItems(self._host.folder, holder, items, self._look_ahead(spans))
         return replace(
             request,
             prompt_token_ids=prompt.token_ids,
@@ -200,14 +201,32 @@ class MultimodalAdmission:
             features={**request.features, NAME: msgspec.msgpack.encode(message)},
         )
 
+    def _look_ahead(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
+        """Return the runs of tokens that see each other. Raises `InvalidRequest` for long ones."""
+        assert self._facts is not None
+        if not self._facts.look_ahead:
+            return []
+        if self._facts.look_ahead == "prompt":
+            spans = spans[-1:]
+        longest = max(span.length for span in spans)
+        budget = self._settings.chunk_tokens
+        if longest > budget:
+            raise InvalidRequest(
+                DATA,
+                f"got {longest} tokens that a step computes together; expected at most {budget} "
+                "(--max-num-batched-tokens, --long-prefill-token-threshold). Send smaller items.",
+            )
+        return sorted((span.start, span.start + span.length) for span in spans)
+
     def _locate(
         self, token_ids: Sequence[int], counts: Sequence[tuple[str, int]]
     ) -> list[list[ItemRun]]:
         """Return the runs of placeholder tokens of each item (modality, tokens), in order."""
         assert self._facts is not None
         found: list[list[ItemRun]] = [[] for _ in counts]
-        for modality, token in self._facts.placeholders.items():
-            positions = [at for at, each in enumerate(token_ids) if each == token]
+        for modality in self._facts.placeholders:
+            tokens = self._facts.tokens(modality)
+            positions = [at for at, each in enumerate(token_ids) if each in tokens]
             expected = sum(count for kind, count in counts if kind == modality)
             if len(positions) != expected:
                 raise InvalidRequest(
@@ -221,6 +240,12 @@ class MultimodalAdmission:
                     found[index] = _runs(positions[at : at + count])
                     at += count
         return found
+
+
+def _prompt_span(token_ids: Sequence[int]) -> Span:
+    """Return a span of a whole prompt: its keys and values depend on all of its tokens."""
+    digest = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
+    return Span(0, len(token_ids), "prompt", digest)
 
 
 def _runs(positions: Sequence[int]) -> list[ItemRun]:

@@ -44,8 +44,8 @@ class RequestItems(msgspec.Struct, array_like=True, frozen=True):
     holder: str
     """Name under which the store holds the items' tensors for this request."""
     items: list[RequestItem]
-    look_ahead: bool = False
-    """As in `TowerFacts`."""
+    look_ahead: list[tuple[int, int]] = []
+    """Runs of tokens that see each other: position of the first one, and after the last one."""
 
 
 class AheadItem(msgspec.Struct, array_like=True, frozen=True):

@@ -8,7 +8,7 @@ as a whole.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -125,14 +125,15 @@ class EncoderScheduler:
         if items is None:
             return count
         end = start + count
-        for item, run in _runs_between(items, start, end):
-            is_cut = run.start + run.length > end
-            if is_cut and (items.look_ahead or self._settings.whole_items):
-                self._pauses_decodes |= run.start <= start
-                end = max(start, run.start)
-                break
-            if not self._may_encode(item):
-                end = max(start, run.start)
+        is_whole = bool(items.look_ahead) or self._settings.whole_items
+        for first, stop in _units(items):
+            needed = [item for item, _ in _runs_between(items, max(first, start), min(stop, end))]
+            if first >= end or stop <= start:
+                continue
+            is_cut = is_whole and stop > end
+            self._pauses_decodes |= is_cut and first <= start
+            if is_cut or not self._may_encode(needed):
+                end = max(start, first)
                 break
         return end - start
 
@@ -145,15 +146,17 @@ class EncoderScheduler:
         self._pauses_decodes = False
         return dict.fromkeys(rows.rows.tolist(), 0)
 
-    def _may_encode(self, item: RequestItem) -> bool:
-        """Plan to encode an item, unless it is cached; False if the step's budget is used up."""
-        key = item.content_hash
-        if key in self._cache or key in self._planned:
-            return True
+    def _may_encode(self, items: Sequence[RequestItem]) -> bool:
+        """Plan to encode items, unless they are cached; False if the step's budget is used up."""
+        missing = {
+            item.content_hash: item.num_tokens
+            for item in items
+            if item.content_hash not in self._cache and item.content_hash not in self._planned
+        }
         used = sum(self._planned.values())
-        if used and used + item.num_tokens > self._settings.step_tokens:
+        if missing and used and used + sum(missing.values()) > self._settings.step_tokens:
             return False
-        self._planned[key] = item.num_tokens
+        self._planned |= missing
         return True
 
     def planned(self, plan: StepPlan) -> bytes | None:
@@ -261,6 +264,12 @@ def _may_be_read(request: Any) -> bool:
     """
     has_token = request.num_tokens > request.prompt_len
     return bool(request.last_step) and (not has_token or request.num_preemptions > 0)
+
+
+def _units(items: RequestItems) -> list[tuple[int, int]]:
+    """Return the runs of tokens of which a step needs all items, in order."""
+    runs = [(run.start, run.start + run.length) for item in items.items for run in item.runs]
+    return sorted(items.look_ahead or runs)
 
 
 def _runs_between(items: RequestItems, start: int, end: int) -> list[tuple[RequestItem, ItemRun]]:

@@ -22,7 +22,7 @@ from builtin_plugins.metric_sinks.api import MemoryOwners
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, NewRow, WorkerParts
 from core.api.models import ForwardBatch
-from core.model_spec.kv import RecurrentState
+from core.model_spec.kv import RecurrentState, SlidingWindow
 from core.model_spec.tower import EncodedItem, RopePositions
 
 _decode_items = msgspec.msgpack.Decoder(RequestItems).decode
@@ -103,8 +103,8 @@ class MultimodalWorker:
         segments = self._segments(batch)
         if segments and payload is not None:
             self._set_embeddings(batch, segments)
-            if self._tower.facts.look_ahead:
-                self._set_look_ahead(batch, segments)
+        if self._tower.facts.look_ahead:
+            self._set_look_ahead(batch, segments)
         for ahead in step.ahead:
             self._encoded(ahead.folder, ahead.holder, ahead.item)
         if any(segment.row.rope is not None for segment in segments):
@@ -197,22 +197,22 @@ class MultimodalWorker:
         return EncodedItem(first, tuple(deepstack))
 
     def _set_look_ahead(self, batch: ForwardBatch, segments: Sequence[Segment]) -> None:
-        """Let the tokens of an item see all of its consecutive tokens."""
+        """Let the tokens of a run see each other."""
         spans = []
         for segment in segments:
-            for item in segment.row.items.items:
-                for run in item.runs:
-                    first = max(run.start, segment.start)
-                    end = run.start + run.length
-                    if first < min(end, segment.start + segment.count):
-                        offset = segment.token - segment.start
-                        spans.append((first + offset, end + offset, end))
+            for start, end in segment.row.items.look_ahead:
+                first = max(start, segment.start)
+                if first < min(end, segment.start + segment.count):
+                    offset = segment.token - segment.start
+                    spans.append((first + offset, end + offset, end))
         if not spans:
             return
+        windows_only = self._tower.facts.look_ahead == "windowed_items"
         changed: dict[int, Any] = {}
         plans = list(batch.attention)
         for index, layer in enumerate(self._model.kv_layers):
-            if not isinstance(layer.spec, RecurrentState):
+            windowed = isinstance(layer.spec, SlidingWindow)
+            if windowed or not (windows_only or isinstance(layer.spec, RecurrentState)):
                 plan = plans[index]
                 if id(plan) not in changed:
                     changed[id(plan)] = self._backend.look_ahead(plan, spans)

@@ -21,6 +21,7 @@ from builtin_plugins.features.multimodal.scheduling import MAX_IN_FLIGHT, Encode
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
 from core.api import PluginError
+from core.model_spec.tower import LookAhead
 from core.step import Span
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 
@@ -65,9 +66,15 @@ class Batch:
         self.items: dict[str, RequestItems] = {}
         self.rows: dict[int, str] = {}
         self.done = 0
+        self.needs_whole_prompts = False
 
     def add(
-        self, name: str, parts: list[tuple[int, int]], *, look_ahead: bool = False, holder: str = ""
+        self,
+        name: str,
+        parts: list[tuple[int, int]],
+        *,
+        look_ahead: LookAhead = "",
+        holder: str = "",
     ) -> None:
         """Add a request; parts are (text tokens, item of as many tokens as its number)."""
         prompt: list[int] = []
@@ -78,11 +85,14 @@ class Batch:
             prompt += [VOCAB - 1] * number
             items.append(RequestItem("image", key_of(number), number, [run]))
         prompt.append(3)
-        message = RequestItems(self.folder, holder or name, items, look_ahead)
+        runs = [(run.start, run.start + run.length) for item in items for run in item.runs]
+        together = {"": [], "items": runs, "prompt": [(0, len(prompt))]}[look_ahead]
+        message = RequestItems(self.folder, holder or name, items, together)
         store = TensorStore(self.folder)
         if message.holder not in store.holders():
             store.hold(message.holder, [])
         self.items[name] = message
+        self.needs_whole_prompts |= look_ahead == "prompt"
         spans = tuple(
             Span(run.start, run.length, "image.0", item.content_hash)
             for item in items
@@ -117,14 +127,16 @@ class Batch:
                     end = run.start + run.length
                     if run.start < start + count and end > start:
                         needed[item.content_hash] = item.num_tokens
-                        if message.look_ahead:
-                            assert end <= start + count, "a span was cut"
+            for first, end in message.look_ahead:
+                if first < start + count and end > start:
+                    assert end <= start + count, "a span was cut"
         assert set(needed) <= self.cached
         if needed:
             size = sum(key[0] for key in self.cached)
             assert size <= max(self.half._settings.cache_tokens, sum(needed.values()))
         new = [key[0] for key in step.encode]
-        assert sum(new) <= self.half._settings.step_tokens or len(new) == 1
+        within_budget = sum(new) <= self.half._settings.step_tokens or len(new) == 1
+        assert within_budget or self.needs_whole_prompts
 
 
 requests = st.lists(
@@ -135,11 +147,17 @@ requests = st.lists(
 
 
 @settings(max_examples=60)
-@given(requests, st.booleans(), st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 2]))
+@given(
+    requests,
+    st.sampled_from(("", "items")),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.sampled_from([1, 2]),
+)
 def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     folder: str,
     parts: list[list[tuple[int, int]]],
-    look_ahead: bool,
+    look_ahead: LookAhead,
     cache: int,
     step: int,
     depth: int,
@@ -151,6 +169,26 @@ def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     batch.engine.check_idle()
     assert len(batch.engine.finished) == len(parts)
     assert batch.half.counters.encoded == len(batch.encoded)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=2),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 8),
+)
+def test_a_prompt_whose_tokens_see_each_other_is_one_chunk(
+    folder: str, parts: list[list[tuple[int, int]]], step: int
+) -> None:
+    batch = Batch(limits(step_tokens=step), folder, max_model_len=80, num_blocks=48)
+    for number, each in enumerate(parts):
+        batch.add(f"r{number}", each, look_ahead="prompt")
+    batch.run()
+    batch.engine.check_idle()
+    assert len(batch.engine.finished) == len(parts)
 
 
 def test_equal_items_are_encoded_once_and_prefix_hits_never(folder: str) -> None:
@@ -193,7 +231,7 @@ def test_a_span_longer_than_mixed_steps_pauses_decode_rows(folder: str) -> None:
     batch.engine.add("text", [1, 2, 3], 40, eos_token_ids=())
     batch.items["text"] = RequestItems("", "", [])
     batch.engine.step()
-    batch.add("image", [(2, 14)], look_ahead=True)
+    batch.add("image", [(2, 14)], look_ahead="items")
     batch.run()
     ended = list(batch.engine.finished)
     assert ended == ["image", "text"], "the image waited for the whole text"
