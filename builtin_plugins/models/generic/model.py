@@ -37,10 +37,8 @@ class GenericModel(nn.Module):
         """Everything up to the hidden states."""
         self.head: nn.Module
         """The model around `base`, which maps hidden states to logits."""
-        if context.device == "meta":
-            self._sketch()
 
-    def _sketch(self) -> None:
+    def sketch(self) -> None:
         """Find the cache specs on the meta device, for a plan; the trial runs at loading."""
         try:
             self._split(without_memory(self._class, self._config, self._context.dtype))
@@ -88,11 +86,15 @@ class GenericModel(nn.Module):
         attention.register()
         trial.register()
         model.requires_grad_(requires_grad=False)
-        self.base = model.model if model.base_model is model else model.base_model
         self.head = model
-        attribute = next(name for name, part in model.named_children() if part is self.base)
-        setattr(model, attribute, _GivenHidden(self.base))
+        self._set_parts(model)
         self._set_attention(trial.TRIAL)
+
+    def _set_parts(self, model: Any) -> None:
+        """Set `base`, and give its place in the model to hidden states."""
+        self.base = model.model if model.base_model is model else model.base_model
+        attribute = next(name for name, part in model.named_children() if part is self.base)
+        setattr(model, attribute, GivenHidden(self.base))
 
     def _check_context(self) -> None:
         """Raise `ModelError` if the served positions exceed a position embedding."""
@@ -118,12 +120,17 @@ class GenericModel(nn.Module):
         return self._hidden(batch.input_ids, batch.positions + self._first)
 
     def _hidden(
-        self, ids: torch.Tensor, positions: torch.Tensor | None, cache: Any = None
+        self, tokens: torch.Tensor, positions: torch.Tensor | None, cache: Any = None
     ) -> torch.Tensor:
-        """Return hidden states of one sequence; without `positions`, transformers counts them."""
+        """Return hidden states of one sequence of token ids [n] or embeddings [n, hidden].
+
+        Without `positions` ([n] or [axes, n]), transformers counts them.
+        """
         device = self._context.device
-        rows = {"input_ids": ids, "position_ids": positions}
-        given = {name: row.to(device)[None] for name, row in rows.items() if row is not None}
+        name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+        given = {name: tokens.to(device)[None]}
+        if positions is not None:
+            given["position_ids"] = positions.to(device).unsqueeze(-2)
         out = self.base(
             **given, past_key_values=cache, use_cache=cache is not None, return_dict=True
         )
@@ -143,7 +150,7 @@ class _Hidden(BaseModelOutputWithPast):
             raise AttributeError(name)
 
 
-class _GivenHidden(nn.Module):
+class GivenHidden(nn.Module):
     """Replaces the base model and its parts: returns given hidden states."""
 
     def __init__(self, base: nn.Module) -> None:

@@ -1,97 +1,32 @@
-"""Decides from the config alone whether transformers' modules of a model can be served.
-
-The trial after loading (`trial`) finds what the config does not show: custom masks, positions
-counted by the model, state besides attention.
-"""
+"""Reads the config of a model that runs through transformers' own modules."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from builtin_plugins.models.generic.config import read_config
-from builtin_plugins.models.generic.model import GenericModel
+from builtin_plugins.models.generic.module_spec import GenericSpec, why_not
 from builtin_plugins.models.vision import spec as vision
-from core.api import ConfigError, ModelError
-from core.api.models import BuildContext, Model
+from builtin_plugins.models.vision.families import FAMILIES
+from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
-
-ATTENTION: Final = ("full_attention", "sliding_attention", "chunked_attention")
-"""Types of layers with the KV cache as their only state."""
-LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
-"""RoPE types with frequencies that depend on the longest sequence of a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenericSpec:
-    """A transformers model that can be served through its own modules."""
-
-    config: Any
-    model_class: Any
-    vocab_size: int
-    max_positions: int = 0
-    """Number of served positions, if known; 0 if not."""
-    learned_positions: int = 0
-    """Rows of a position embedding; 0, since it is known only after loading."""
-
-    def build(self, context: BuildContext) -> Model:
-        """Return the model; `load_weights` constructs its modules."""
-        if context.quant.name != "none":
-            raise ModelError(
-                "the transformers entry does not read weights quantized by "
-                f"{context.quant.name!r}; "
-                "use an unquantized checkpoint."
-            )
-        return GenericModel(self.config, self.model_class, self.max_positions, context)
-
-    def check_split(self, tensor: int, pipeline: int) -> None:
-        """Raise `ConfigError`: transformers' modules cannot be sharded."""
-        raise ConfigError(
-            f"{self.model_class.__name__} runs through transformers' modules, which are not split "
-            f"over {tensor * pipeline} ranks; remove --tensor-parallel-size and "
-            "--pipeline-parallel-size."
-        )
 
 
 def spec(hf_config: Any) -> GenericSpec | DecoderSpec:
     """Return the model of a config. Raises `ModelError` if it cannot be served."""
     names = getattr(hf_config, "architectures", None) or [""]
     if vision.is_image_text(str(names[0])):
-        return vision.spec(hf_config)
+        # A family has a native entry, so this one was chosen by --model-impl.
+        return vision.spec(hf_config, own_modules=str(names[0]) in FAMILIES)
     config = read_config(hf_config)
     model_class = _class_of(getattr(hf_config, "architectures", None), config.model_type)
     reason = why_not(config, model_class)
     if reason is not None:
         raise ModelError(f"transformers has {model_class.__name__}, but {reason}.")
     return GenericSpec(config, model_class, config.get_text_config().vocab_size)
-
-
-def why_not(config: Any, model_class: Any) -> str | None:
-    """Return why a causal model's modules cannot run on a paged cache; None if they can."""
-    text = config.get_text_config()
-    if getattr(model_class, "_is_stateful", False):
-        return (
-            "its layers have recurrent state besides attention, which only a native architecture "
-            "supports"
-        )
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(ATTENTION))
-    if others:
-        return (
-            f"it has layers of type {', '.join(others)}, and only attention layers can read from "
-            "a paged cache"
-        )
-    if not model_class._can_set_attn_implementation():
-        return "its attention does not use transformers' attention interface"
-    if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        return "it counts positions itself (its forward has no position_ids)"
-    rope_types = sorted(_rope_types(getattr(text, "rope_parameters", None)) & set(LENGTH_DEPENDENT))
-    if rope_types:
-        return f"its RoPE ({', '.join(rope_types)}) depends on the longest text of a batch"
-    return None
 
 
 def _class_of(architectures: Any, model_type: str) -> Any:
@@ -110,13 +45,3 @@ def _class_of(architectures: Any, model_type: str) -> Any:
             )
         )
     return found
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    """Return the kinds of rotary scaling, of a config that has one for all layers or one for each
-    type of layer.
-    """
-    if not isinstance(parameters, dict):
-        return set()
-    nested = [part for part in parameters.values() if isinstance(part, dict)]
-    return {str(part.get("rope_type", "default")) for part in (nested or [parameters])}

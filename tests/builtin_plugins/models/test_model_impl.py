@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.models.generic.spec import GenericSpec
+from builtin_plugins.models.generic.module_spec import GenericSpec
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
 from core.errors import ModelError

@@ -1,0 +1,83 @@
+"""An image-text model with a text part that runs through transformers' own modules.
+
+It is for text parts without a native decoder: unsharded, unquantized and slower than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from builtin_plugins.models.generic.model import GenericModel, GivenHidden
+from builtin_plugins.models.generic.module_spec import GenericSpec
+from builtin_plugins.models.vision.tower import TransformersTower, TransformersTowerSpec
+from core.api.models import BuildContext, ForwardBatch
+from core.model_spec.tower import MULTIMODAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTextSpec(GenericSpec):
+    """An image-text model that is served through its own modules."""
+
+    tower: TransformersTowerSpec
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of an embedding."""
+        size: int = self.config.get_text_config().hidden_size
+        return size
+
+    def _model(self, context: BuildContext) -> ImageTextModel:
+        return ImageTextModel(self, context)
+
+
+class ImageTextModel(GenericModel):
+    """Language model and tower of one transformers model."""
+
+    def __init__(self, spec: ImageTextSpec, context: BuildContext) -> None:
+        super().__init__(spec.config, spec.model_class, spec.max_positions, context)
+        self.spec = spec
+        self.tower = TransformersTower(spec.tower, context)
+        self._deepstack: Sequence[torch.Tensor] = ()
+
+    @property
+    def facts(self) -> dict[str, bytes]:
+        """Facts of the tower for admission extensions."""
+        return {MULTIMODAL: msgspec.msgpack.encode(self.tower.facts)}
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return token embeddings [n, hidden], as the language model reads them."""
+        embed: Any = self.base.get_input_embeddings()  # type: ignore[operator]
+        found: torch.Tensor = embed(token_ids)
+        return found
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [num_tokens, hidden]."""
+        self._layers.begin(batch.attention)
+        self._deepstack = batch.deepstack
+        tokens = batch.input_ids if batch.embeddings is None else batch.embeddings
+        positions = batch.rope_positions
+        return self._hidden(
+            tokens, batch.positions + self._first if positions is None else positions
+        )
+
+    def _set_parts(self, model: Any) -> None:
+        """Set `base` and the tower."""
+        whole = model.model
+        self.base = whole.get_decoder()
+        self.tower.set_model(model)
+        model.model = GivenHidden(whole)
+        layers: Any = self.base.layers
+        for index, layer in enumerate(layers):
+            layer.register_forward_hook(partial(self._add_deepstack, index))
+
+    def _add_deepstack(self, index: int, layer: object, inputs: object, output: Any) -> Any:
+        """Return a layer's output, with what a step adds to it."""
+        if index >= len(self._deepstack):
+            return output
+        return output + self._deepstack[index]
