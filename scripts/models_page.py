@@ -29,9 +29,10 @@ recurrent state instead of keys and values.
 IMAGES = """
 ## Models that read images
 
-Every image-text class of transformers. *native*: tested with its own features. *generic*: its text
-part has a native decoder, and nothing in its source contradicts the common form; *refused*: with
-the reason. The tower is transformers' own in all of them
+Every image-text class of transformers. *native*: compared with transformers in tests, with every
+feature of its own; *text by transformers*: its text part has no native decoder, and runs through
+transformers' modules. *generic*: nothing in its source contradicts the common form, but no test
+compares it. *refused*: with the reason. The tower is transformers' own in all of them
 ([Models that read images](../guides/models.md#models-that-read-images)).
 
 | architecture | model types | how |
@@ -89,7 +90,11 @@ def _served(row: Row) -> str:
 
 
 def _with_images(row: Row) -> str:
-    how = row.how if row.how != "no" else f"refused: {row.reason.replace('|', '/')}"
+    how: str = row.how
+    if row.how == "no":
+        how = f"refused: {row.reason.replace('|', '/')}"
+    elif row.tensor_parallel is False:
+        how = f"{row.how}, text by transformers"
     return f"| {row.architecture} | {_listed(row.model_types)} | {how} |\n"
 
 

@@ -21,8 +21,10 @@ from safetensors.torch import load_file
 from transformers.models.auto import modeling_auto
 
 from builtin_plugins.commands.models.command import ANY, TABLE, read_table
-from builtin_plugins.models.generic.spec import spec, why_not
+from builtin_plugins.models.generic.module_spec import why_not
+from builtin_plugins.models.generic.spec import spec
 from builtin_plugins.models.vision import spec as vision
+from builtin_plugins.models.vision.families import FAMILIES
 from core.errors import EngineError
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
@@ -127,22 +129,24 @@ def survey_images() -> dict[str, dict[str, Any]]:
         types.setdefault(name, []).append(model_type)
     table = {}
     for name in sorted(types):
-        reason = why_no_images(types[name][0], name)
-        facts = {"images": not reason, **({"reason": reason} if reason else {})}
+        facts = of_images(types[name][0], name)
         table[name] = {"model_types": types[name], "tried": "images", **facts}
     return table
 
 
-def why_no_images(model_type: str, name: str) -> str:
-    """Return why an architecture's images are not served; empty if they are."""
+def of_images(model_type: str, name: str) -> dict[str, Any]:
+    """Return the features of an architecture that reads images, or why they are not served."""
     try:
         config = transformers.CONFIG_MAPPING[model_type]().to_dict()
-        vision.spec(_Fields({**config, "architectures": [name]}))
-    except EngineError as error:
-        return str(error).partition("\n")[0]
+        found = vision.spec(_Fields({**config, "architectures": [name]}))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
-        return _short(error)
-    return ""
+        if name in FAMILIES:  # tested with configs that have more than the defaults
+            return {"images": True}
+        text = str(error).partition("\n")[0] if isinstance(error, EngineError) else _short(error)
+        return {"images": False, "reason": text}
+    if isinstance(found, DecoderSpec):
+        return {"images": True}
+    return {"images": True, "quantization": False, "tensor_parallel": False}
 
 
 class _Fields:

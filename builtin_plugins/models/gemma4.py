@@ -127,7 +127,13 @@ def _per_layer_inputs(
     vocab_size = facts.count("vocab_size_per_layer_input", 262_144)
     if not size:
         return None
-    return PerLayerInputSpec(size=size, vocab_size=vocab_size, activation=activation, norm=norm)
+    return PerLayerInputSpec(
+        size=size,
+        vocab_size=vocab_size,
+        activation=activation,
+        norm=norm,
+        padding_token=facts.count("pad_token_id", 0, least=0),
+    )
 
 
 def _parallel_experts(facts: ModelFacts, norm: NormSpec, activation: str) -> ParallelExpertsSpec:

@@ -189,9 +189,10 @@ def _infos(
             resolved, registry, ParallelGroup(parallel.tensor_parallel_size), pipeline, listed or ()
         )
         check_cached(model, config)
-        if listed is not None and isinstance(model, Decoder):  # other modules may read the values
-            model.load_weights(listed)
+        if listed is not None:
             stored = sum(tensor.nbytes for _, tensor in listed)
+            if isinstance(model, Decoder):  # other modules may read the values
+                model.load_weights(listed)
         tensors_of_rank = (*model.parameters(), *model.buffers())  # type: ignore[attr-defined]
         weight_bytes = sum(tensor.nbytes for tensor in tensors_of_rank)
         info = WorkerInfo(

@@ -16,6 +16,10 @@ from core.model_spec.decoder import DecoderSpec
 PACKAGE: Final = "builtin_plugins.models"
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "glm4v_moe_text": "Glm4MoeForCausalLM",
+        "glm4v_text": "Glm4ForCausalLM",
+        "glm_ocr_text": "Glm4ForCausalLM",
+        "paddleocr_vl_text": "LlamaForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",
         "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
@@ -23,6 +27,14 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Architecture by model type, for text parts that transformers has no class of their own for."""
+FIXED_FIELDS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "glm4v_text": {"attention_bias": True},
+        "glm_ocr_text": {"attention_bias": False},
+        "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    }
+)
+"""Fields of the native decoder's config that a text part fixes, by model type."""
 
 Read = Callable[[Any], DecoderSpec]
 

@@ -7,32 +7,92 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from builtin_plugins.models.vision import gemma, llama4, logits, ovis2, qwen3_vl_moe
+from builtin_plugins.models.vision.tower import Arrange
 from core.model_spec.decoder import DecoderSpec
+from core.model_spec.tower import LookAhead
+
+
+def no_look_ahead(config: Any) -> LookAhead:
+    """Return that no tokens do."""
+    del config
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One architecture."""
 
-    look_ahead: bool = False
-    """Whether the tokens of an image see each other."""
+    look_ahead: Callable[[Any], LookAhead] = no_look_ahead
+    """Returns which tokens see each other, for a config."""
     rope_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Rotary parameters that the config may leave out."""
     decoder: Callable[[Any], DecoderSpec] | None = None
     """Reads the text config; None: the native decoder of its model type."""
+    scaled_images: bool = False
+    """Whether the factor on embeddings of the text part applies to images, too."""
     rename: tuple[tuple[str, str], ...] = ()
     """Renames of the text part's tensors, before those of all families."""
+    marks: Callable[[Any], list[int]] | None = None
+    """Returns the tokens besides the placeholder that get embeddings of the tower."""
+    arrange: Arrange | None = None
+    """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
 
+
+GLM_ROPE: Final = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
+QWEN2_ROPE: Final = {"mrope_section": [16, 24, 24]}
+QWEN3_ROPE: Final = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+QWEN3_5_ROPE: Final = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
-        "Gemma3ForConditionalGeneration": Family(look_ahead=True),
+        "AriaForConditionalGeneration": Family(),
+        "AyaVisionForConditionalGeneration": Family(decoder=logits.unscaled),
+        "Cohere2VisionForConditionalGeneration": Family(decoder=logits.unscaled),
+        "DeepseekOcr2ForConditionalGeneration": Family(),
+        "DeepseekVLForConditionalGeneration": Family(),
+        "DeepseekVLHybridForConditionalGeneration": Family(),
+        "Exaone4_5_ForConditionalGeneration": Family(),
+        "Gemma3ForConditionalGeneration": Family(look_ahead=gemma.items),
+        "Gemma4ForConditionalGeneration": Family(look_ahead=gemma.windowed_items),
+        "Glm46VForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
+        "Glm4vForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
+        "Glm4vMoeForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
+        "GlmOcrForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
+        "GotOcr2ForConditionalGeneration": Family(),
+        "HyperCLOVAXVisionV2ForConditionalGeneration": Family(scaled_images=True),
+        "Idefics3ForConditionalGeneration": Family(),
+        "InternVLForConditionalGeneration": Family(),
+        "JanusForConditionalGeneration": Family(),
+        "Kimi_K25ForConditionalGeneration": Family(),
+        "Lfm2VlForConditionalGeneration": Family(),
+        "LightOnOcrForConditionalGeneration": Family(),
+        "Llama4ForConditionalGeneration": Family(arrange=llama4.arrange),
         "LlavaForConditionalGeneration": Family(),
-        "Qwen2_5_VLForConditionalGeneration": Family(rope_defaults={"mrope_section": [16, 24, 24]}),
-        "Qwen2VLForConditionalGeneration": Family(rope_defaults={"mrope_section": [16, 24, 24]}),
-        "Qwen3VLForConditionalGeneration": Family(
-            rope_defaults={"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+        "LlavaNextForConditionalGeneration": Family(decoder=logits.unscaled, scaled_images=True),
+        "LlavaNextVideoForConditionalGeneration": Family(),
+        "LlavaOnevisionForConditionalGeneration": Family(),
+        "MiniCPMV4_6ForConditionalGeneration": Family(),
+        "MiniCPMV4_7ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
+        "Mistral3ForConditionalGeneration": Family(),
+        "Ovis2ForConditionalGeneration": Family(marks=ovis2.token_ids, arrange=ovis2.arrange),
+        "PaddleOCRVLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
+        "PaliGemmaForConditionalGeneration": Family(
+            look_ahead=gemma.prompt, decoder=gemma.prefix_decoder
         ),
+        "QianfanOCRForConditionalGeneration": Family(),
+        "Qwen2_5_VLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
+        "Qwen2VLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
+        "Qwen3_5ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
+        "Qwen3_5MoeForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
+        "Qwen3VLForConditionalGeneration": Family(rope_defaults=QWEN3_ROPE),
+        "Qwen3VLMoeForConditionalGeneration": Family(
+            rope_defaults=QWEN3_ROPE, decoder=qwen3_vl_moe.spec
+        ),
+        "SmolVLMForConditionalGeneration": Family(),
+        "VideoLlama3ForConditionalGeneration": Family(),
+        "VideoLlavaForConditionalGeneration": Family(),
+        "VipLlavaForConditionalGeneration": Family(),
     }
 )
 """Families with facts of their own, or with a native entry; `Family()` is tried for others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,8 +10,11 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from builtin_plugins.models.generic.config import read_config
-from builtin_plugins.models.vision.decoders import native_decoder
+from builtin_plugins.models.generic.module_spec import why_not as why_not_generic
+from builtin_plugins.models.vision.decoders import FIXED_FIELDS, native_decoder
 from builtin_plugins.models.vision.families import FAMILIES, Family
+from builtin_plugins.models.vision.image_text import ImageTextSpec
+from builtin_plugins.models.vision.refusals import why_not
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
 from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
@@ -20,42 +22,45 @@ from core.model_spec.facts import ModelFacts
 from core.model_spec.tower import TowerFacts
 
 TEXT_NAMES: Final = (
+    # Saved by transformers, which takes the text part's layers for those of its tower.
+    (r"^language_model\.model\.(blocks|encoder\.layers)\.", "language_model.model.layers."),
     (r"^(model\.)?language_model\.lm_head\.", "lm_head."),
-    (r"^(model\.)?language_model\.(model\.)?", "model."),
+    (r"^(model\.)?(language_model|text_model)\.(model\.)?", "model."),
 )
 """Renames of the text part's tensors, from every layout in use to that of a text model."""
-REFUSED_MARKS: Final = {
-    "block_sequence_ids": "tokens of its images see each other, which is known for no such model",
-    "or_mask_function": "it has an attention mask of its own",
-    "get_rope_index": "it counts positions in several axes in a way that is not known",
-    "deepstack": "its tower adds to several layers in a way that is not known",
-}
-"""Texts in a model's source that tell what only an entry in `FAMILIES` can vouch for."""
 
 
-def spec(hf_config: Any) -> DecoderSpec:
-    """Return the decoder with its tower. Raises `ModelError` for a model that is not served."""
+def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTextSpec:
+    """Return the decoder with its tower; transformers' own modules without a native decoder.
+
+    `own_modules` takes those in any case. Raises `ModelError` for a model that is not served.
+    """
     architecture = str(ModelFacts(hf_config).required("architectures")[0])
     config = read_config(hf_config)
     model_class = getattr(transformers, architecture)
     family = FAMILIES.get(architecture)
     if family is None:
-        reason = why_not(model_class)
+        reason = why_not(model_class, config)
         if reason is not None:
             raise ModelError(f"transformers has {architecture}, but {reason}.")
         family = Family()
-    decoder = _decoder(config, family, architecture)
-    rename = (*family.rename, *TEXT_NAMES, *decoder.names.rename)
-    names = replace(decoder.names, rename=rename)
-    levels = len(
-        getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
-    )
+    read = family.decoder or native_decoder(_text_config(config).model_type)
+    vision = getattr(config, "vision_config", None)
+    levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     facts = TowerFacts(
         placeholders=_placeholders(config),
-        look_ahead=family.look_ahead,
-        embedding_width=decoder.hidden_size * (1 + levels),
+        look_ahead=family.look_ahead(config),
+        embedding_width=_text_config(config).hidden_size * (1 + levels),
+        marks={} if family.marks is None else {"image": family.marks(config)},
     )
-    return replace(decoder, names=names, tower=TransformersTowerSpec(config, model_class, facts))
+    tower = TransformersTowerSpec(config, model_class, facts, family.arrange)
+    if read is None or own_modules:
+        return _image_text(config, model_class, tower)
+    decoder = read(_text_fields(config, family))
+    if family.scaled_images:
+        tower = replace(tower, scale=decoder.embed_scale)
+    rename = (*family.rename, *TEXT_NAMES, *decoder.names.rename)
+    return replace(decoder, names=replace(decoder.names, rename=rename), tower=tower)
 
 
 def is_image_text(architecture: str) -> bool:
@@ -65,38 +70,40 @@ def is_image_text(architecture: str) -> bool:
     return architecture in names and hasattr(transformers, architecture)
 
 
-def why_not(model_class: Any) -> str | None:
-    """Return why a model without facts in `FAMILIES` cannot be served; None if it can."""
-    if not hasattr(model_class, "get_image_features"):
-        return "it has no get_image_features: images are not embeddings of its prompt"
-    source = inspect.getsource(inspect.getmodule(model_class) or model_class)
-    for mark, reason in REFUSED_MARKS.items():
-        if mark in source:
-            return reason
-    return None
+def _image_text(config: Any, model_class: Any, tower: TransformersTowerSpec) -> ImageTextSpec:
+    """Return a model that runs through transformers' modules. Raises `ModelError`."""
+    text = config.get_text_config()
+    reason = why_not_generic(config, model_class)
+    if reason is not None:
+        raise ModelError(
+            f"text_config.model_type: got {text.model_type!r}; expected the type of a native "
+            f"decoder for {model_class.__name__}, because in transformers {reason}. Serve another "
+            "checkpoint."
+        )
+    return ImageTextSpec(config, model_class, text.vocab_size, tower=tower)
 
 
-def _decoder(config: Any, family: Family, architecture: str) -> DecoderSpec:
-    """Return the decoder of the text config."""
+def _text_config(config: Any) -> Any:
+    """Return the config of the text part."""
     text = config.get_text_config()
     if not hasattr(text, "model_type"):
         raise ModelError(
             f"text_config: got {text!r:.100}; expected the config of a decoder, with its "
             "model_type. Restore config.json from the model's source."
         )
-    read = family.decoder or native_decoder(text.model_type)
-    if read is None:
-        raise ModelError(
-            f"text_config.model_type: got {text.model_type!r}; expected the type of a native "
-            f"decoder, for the images of {architecture}. Serve another checkpoint."
-        )
-    fields = text.to_dict()
+    return text
+
+
+def _text_fields(config: Any, family: Family) -> Any:
+    """Return the fields of the text config, with what the family and the whole config add."""
+    text = _text_config(config)
+    fields = {**text.to_dict(), **FIXED_FIELDS.get(text.model_type, {})}
     rope = dict(fields.get("rope_parameters") or {})
     fields["rope_parameters"] = {**family.rope_defaults, **rope} if rope else None
     tied = getattr(config, "tie_word_embeddings", None)
     if tied is not None:
         fields["tie_word_embeddings"] = tied
-    return read(SimpleNamespace(**fields))
+    return SimpleNamespace(**fields)
 
 
 def _placeholders(config: Any) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,12 +15,19 @@ from builtin_plugins.models.generic.loading import fill, without_memory
 from core.api.models import BuildContext
 from core.model_spec.tower import EncodedItem, RopePositions, TowerFacts
 
+Arrange = Callable[[Any, Any, Mapping[str, torch.Tensor]], torch.Tensor]
+"""(modules, their output, inputs of an item) to embeddings in the order of its tokens."""
 TOKEN_TYPES: Final = {"image": 1, "video": 2}
 """transformers' numbers of placeholder tokens, by modality."""
+TEXT_PARTS: Final = ("language_model", "text_model")
+"""Names of the language model in models of transformers."""
 SMALLEST_TEXT: Final = {
     "num_hidden_layers": 0,
+    "num_kv_shared_layers": 0,
     "layer_types": [],
+    "per_layer_config": {},
     "vocab_size": 8,
+    "hidden_size_per_layer_input": 0,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
@@ -35,10 +42,18 @@ class TransformersTowerSpec:
     config: Any
     model_class: Any
     facts: TowerFacts
+    arrange: Arrange | None = None
+    """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
+    scale: float = 1.0
+    """Factor on its embeddings."""
 
     def build(self, context: BuildContext) -> TransformersTower:
         """Return the tower; `load_weights` constructs its modules."""
-        return TransformersTower(self, context)
+        tower = TransformersTower(self, context)
+        if context.device == "meta":
+            small = _without_text(self.config)
+            tower.set_model(without_memory(self.model_class, small, context.dtype))
+        return tower
 
 
 class TransformersTower(nn.Module):
@@ -49,14 +64,12 @@ class TransformersTower(nn.Module):
         self.facts = spec.facts
         self._spec = spec
         self._context = context
-        self._small = _without_text(spec.config)
         self.base: Any = None
-        if context.device == "meta":
-            self._set_base(without_memory(spec.model_class, self._small, context.dtype))
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of its tensors, as transformers stores them."""
-        model = without_memory(self._spec.model_class, self._small, torch.float32)
+        small = _without_text(self._spec.config)
+        model = without_memory(self._spec.model_class, small, torch.float32)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         return {name: shape for name, shape in shapes.items() if not _is_text(name)}
 
@@ -66,12 +79,16 @@ class TransformersTower(nn.Module):
             return
         spec = self._spec
         dtype = self._context.dtype
-        model = fill(spec.model_class, self._small, tensors.items(), dtype, _is_text)
-        self._set_base(model.to(self._context.device).eval().requires_grad_(requires_grad=False))
+        small = _without_text(spec.config)
+        model = fill(spec.model_class, small, tensors.items(), dtype, _is_text)
+        self.set_model(model.to(self._context.device).eval().requires_grad_(requires_grad=False))
 
-    def _set_base(self, model: Any) -> None:
-        self.base = model.model
-        self.base.language_model = nn.Module()  # the decoder has the text's weights
+    def set_model(self, model: Any) -> None:
+        """Set the modules: all of the model but its language model, which is removed from it."""
+        self.base = getattr(model, "model", model)
+        for name in TEXT_PARTS:  # the decoder has the text's weights
+            if hasattr(self.base, name):
+                setattr(self.base, name, nn.Module())
         self.base.config = self._spec.config
         self._features = {"image": self.base.get_image_features}
         self._reads = {
@@ -89,7 +106,9 @@ class TransformersTower(nn.Module):
         }
         out = self._features[modality](**given, return_dict=True)
         deepstack = getattr(out, "deepstack_features", None) or ()
-        return EncodedItem(_rows(out.pooler_output), tuple(map(_rows, deepstack)))
+        arrange = self._spec.arrange
+        features = out.pooler_output if arrange is None else arrange(self.base, out, inputs)
+        return EncodedItem(_rows(features) * self._spec.scale, tuple(map(_rows, deepstack)))
 
     def rope_positions(
         self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
@@ -106,7 +125,7 @@ class TransformersTower(nn.Module):
         for _, inputs in items:
             for name, tensor in inputs.items():
                 merged.setdefault(name, []).append(tensor.cpu())
-        known = _parameters(indexer)
+        known = _parameters(indexer) - {"pixel_values"}
         given = {name: torch.cat(parts) for name, parts in merged.items() if name in known}
         positions, shift = indexer(tokens, mm_token_type_ids=types, **given)
         return RopePositions(positions[:, 0], int(shift[0]))
@@ -124,7 +143,7 @@ def _without_text(config: Any) -> Any:
 
 
 def _is_text(name: str) -> bool:
-    return "language_model." in name or name.startswith("lm_head.")
+    return name.startswith("lm_head.") or any(f"{part}." in name for part in TEXT_PARTS)
 
 
 def _parameters(function: Any) -> frozenset[str]:

@@ -150,7 +150,7 @@ def compare(config: EngineConfig, registry: Registry, allocated: list[int]) -> N
     assert plan.context_length == settled.model.max_model_len
 
 
-@pytest.mark.parametrize("architecture", TINY)
+@pytest.mark.parametrize("architecture", [*TINY, "DeepseekV3ForCausalLM"])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_plan_matches_an_engine_start(
     architecture: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,11 +86,13 @@ class Reference:
         return self._known[key]
 
     def _generate(self, text: str, images: Sequence[Image.Image]) -> Expected:
-        inputs = self._processor(
-            text=[text.format(*[self._image] * len(images))],
-            images=list(images) or None,
-            return_tensors="pt",
-        )
+        prompt = [text.format(*[self._image] * len(images))]
+        with warnings.catch_warnings(action="ignore"):  # of numpy 2, and of PaliGemma's labels
+            if images:
+                inputs = self._processor(text=prompt, images=list(images), return_tensors="pt")
+                inputs = inputs.to(torch.float32)
+            else:  # some processors read no text without images
+                inputs = self._processor.tokenizer(prompt, return_tensors="pt")
         with torch.no_grad():
             out = self._model.generate(
                 **inputs,

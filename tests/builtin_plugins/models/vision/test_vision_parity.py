@@ -40,6 +40,8 @@ SETTINGS: dict[str, Any] = {
 }
 """Chunks of 40 tokens cut through the images of prompts with three."""
 ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
+OWN_MODULES = ["gemma3", "qwen3_vl"]
+"""Look-ahead attention, positions with three axes, deepstack."""
 TWO_RANKS = [name for name, model in MODELS.items() if model.two_ranks]
 
 
@@ -48,12 +50,15 @@ class Served:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
-        self.image = MODELS[name].image
+        self.model = MODELS[name]
+        self.image = self.model.image
+        self.blocks = self.model.blocks
+        self.settings = {**SETTINGS, **self.model.settings}
         MODELS[name].make(folder)
         self.reference = Reference(folder, self.image)
 
     def start(self, **settings: Any) -> LLM:
-        return LLM(str(self.folder), **{**SETTINGS, **settings})
+        return LLM(str(self.folder), **{**self.settings, **settings})
 
     def check(self, llm: LLM, *cases: Any, num_tokens: int = NUM_TOKENS) -> list[Any]:
         outputs = generate(llm, self.image, cases, num_tokens)
@@ -89,13 +94,16 @@ def test_prefix_hits_equal_transformers_and_encode_nothing(served: Served, llm: 
 def test_another_image_is_no_prefix_hit(served: Served, llm: LLM) -> None:
     served.check(llm, ONE, THREE)
     (output,) = served.check(llm, AGAIN)
-    assert 0 < output.num_cached_tokens < len(output.prompt_token_ids)
+    if served.model.shares_prefixes:
+        assert 0 < output.num_cached_tokens < len(output.prompt_token_ids)
+    else:
+        assert not output.num_cached_tokens
 
 
 @pytest.mark.slow
 def test_preempted_requests_equal_transformers(served: Served) -> None:
     preemptions = 0
-    for blocks in (13, 14, 15):  # with sliding windows, few numbers of blocks run out
+    for blocks in served.model.blocks:
         with served.start(num_gpu_blocks_override=blocks, enable_prefix_caching=False) as llm:
             served.check(llm, *[ONE, OTHER] * 4, num_tokens=LONG_TOKENS)
             preemptions += llm.core.scheduler.num_preemptions
@@ -121,6 +129,13 @@ def test_two_steps_in_flight_equal_transformers(served: Served) -> None:
 def test_two_ranks_equal_transformers(served: Served) -> None:
     with served.start(tensor_parallel_size=2) as llm:
         served.check(llm, THREE, ONE, OTHER, NONE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", OWN_MODULES, indirect=True, scope="module")
+def test_own_modules_of_transformers_equal_it(served: Served) -> None:
+    with served.start(model_impl="transformers") as llm:
+        served.check(llm, THREE, ONE, OTHER, NONE, AGAIN)
 
 
 @pytest.mark.slow

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import transformers
 
+from builtin_plugins.models.generic.spec import spec as generic_spec
+from builtin_plugins.models.vision import refusals
 from builtin_plugins.models.vision.families import FAMILIES
+from builtin_plugins.models.vision.image_text import ImageTextSpec
 from builtin_plugins.models.vision.plugin import engine_models
-from builtin_plugins.models.vision.spec import spec
+from builtin_plugins.models.vision.refusals import REFUSED
+from builtin_plugins.models.vision.spec import is_image_text, spec
 from core.api import ConfigError, ModelError
 from core.model_spec.decoder import DecoderSpec
 
@@ -54,6 +58,11 @@ def test_tokens_of_gemma_3_images_see_ahead() -> None:
         ("language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
         ("model.language_model.norm.weight", "model.norm.weight"),
         ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("language_model.model.blocks.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        (
+            "language_model.model.encoder.layers.0.mlp.up_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
+        ),
         ("language_model.lm_head.weight", "lm_head.weight"),
         ("model.visual.blocks.0.norm1.weight", "model.visual.blocks.0.norm1.weight"),
     ],
@@ -67,10 +76,12 @@ def test_every_layout_of_text_tensors_is_known(stored: str, own: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "architecture", "words"),
     [
-        ("blip", "BlipForConditionalGeneration", "no get_image_features"),
-        ("glm4v", "Glm4vForConditionalGeneration", "positions in several axes"),
-        ("molmo2", "Molmo2ForConditionalGeneration", "see each other"),
-        ("chameleon", "ChameleonForConditionalGeneration", "text_config.model_type: got"),
+        ("blip", "BlipForConditionalGeneration", "by cross-attention"),
+        ("hunyuan_vl", "HunYuanVLForConditionalGeneration", "positions in several axes"),
+        ("florence2", "Florence2ForConditionalGeneration", "an encoder reads its images"),
+        ("mllama", "MllamaForConditionalGeneration", "by cross-attention"),
+        ("molmo2", "Molmo2ForConditionalGeneration", "image processor needs torchvision"),
+        ("glm5_next", "Glm5NextForConditionalGeneration", "recurrent state besides attention"),
     ],
 )
 def test_unknown_forms_are_refused_with_the_reason(
@@ -80,9 +91,23 @@ def test_unknown_forms_are_refused_with_the_reason(
         spec(config_of(model_type, architecture))
 
 
+def test_text_part_without_a_native_decoder_runs_through_transformers() -> None:
+    found = spec(config_of("aria", "AriaForConditionalGeneration"))
+    assert isinstance(found, ImageTextSpec)
+    assert found.tower.facts.placeholders == {"image": 9}
+    with pytest.raises(ConfigError, match="not split over 2 ranks"):
+        found.check_split(2, 1)
+
+
+def test_model_impl_transformers_takes_a_family_with_its_own_modules() -> None:
+    config = config_of("qwen3_vl", "Qwen3VLForConditionalGeneration")
+    assert isinstance(spec(config), DecoderSpec)
+    assert isinstance(generic_spec(config), ImageTextSpec)
+
+
 def test_config_without_a_placeholder_is_refused() -> None:
     with pytest.raises(ModelError, match="image_token_id: got None in config"):
-        spec(config_of("blip-2", "Blip2ForConditionalGeneration"))
+        spec(config_of("minicpmv4_6", "MiniCPMV4_6ForConditionalGeneration"))
 
 
 def test_pipeline_stages_are_refused() -> None:
@@ -90,6 +115,16 @@ def test_pipeline_stages_are_refused() -> None:
     found.check_split(1, 1)
     with pytest.raises(ConfigError, match="--pipeline-parallel-size: got 2; expected 1"):
         found.check_split(1, 2)
+
+
+def test_tower_of_timm_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="its tower needs timm"):
+        spec(config_of("fast_vlm", "FastVlmForConditionalGeneration"))
+
+
+def test_refused_models_are_image_text_models_without_a_family() -> None:
+    assert [name for name in REFUSED if name in FAMILIES or not is_image_text(name)] == []
 
 
 def test_folder_of_tests_has_a_checkpoint_of_every_family() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 VOCAB: Final = 300
@@ -43,8 +45,14 @@ class VisionModel:
     make: Callable[[Path], None]
     image: str
     """The text of one image in a prompt."""
+    shares_prefixes: bool = True
+    """Whether prompts with different ends have equal prefixes in the cache."""
     two_ranks: bool = False
     """Whether it is tested with tensor parallelism, too."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Engine settings of its tests."""
+    blocks: tuple[int, ...] = (13, 14, 15)
+    """Numbers of cache blocks, of which one preempts requests; with sliding windows, few do."""
 
 
 def tokenizer(special: list[str], **extra: Any) -> Any:
@@ -79,8 +87,23 @@ def save(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def save_parts(folder: Path, image_processor: Any, own_tokenizer: Any, image: str) -> None:
-    """Save image processor and tokenizer of a processor that needs torchvision as a whole."""
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the tensors of a saved model."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def save_parts(
+    folder: Path, image_processor: Any, own_tokenizer: Any, image: str, **settings: Any
+) -> None:
+    """Save image processor and tokenizer of a processor that needs torchvision as a whole.
+
+    `settings` are those of the processor itself.
+    """
     own_tokenizer.chat_template = TEMPLATE.replace(IMAGE, image)
     own_tokenizer.save_pretrained(folder)
     image_processor.save_pretrained(folder)
+    if settings:
+        (folder / "processor_config.json").write_text(json.dumps(settings), encoding="utf-8")

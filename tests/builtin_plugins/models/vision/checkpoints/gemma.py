@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import transformers
 
@@ -11,8 +12,10 @@ from tests.builtin_plugins.models.vision.checkpoints.common import (
     IMAGE,
     TEMPLATE,
     TEXT,
+    VOCAB,
     VisionModel,
     save,
+    save_parts,
     tokenizer,
 )
 
@@ -55,4 +58,115 @@ def gemma3(folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-MODELS: Final = {"gemma3": VisionModel(gemma3, "<start_of_image>", two_ranks=True)}
+def gemma4(folder: Path) -> None:
+    """Gemma 4: tokens of an image see each other in layers with a window; per-layer embeddings."""
+    named = {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    }
+    special = [
+        "<eos>",
+        "<bos>",
+        "<pad>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *named.values(),
+        "<|video|>",
+    ]
+    own = tokenizer(special, extra_special_tokens=named)
+    ids = own.convert_tokens_to_ids
+    config = transformers.Gemma4Config(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 64,
+            "standardize": True,
+        },
+        audio_config=None,
+        text_config={
+            **TEXT,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 12,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 20.0,
+            "use_bidirectional_attention": "vision",
+            "pad_token_id": ids("<pad>"),
+        },
+        image_token_id=ids("<|image|>"),
+        boi_token_id=ids("<|image>"),
+        eoi_token_id=ids("<image|>"),
+        video_token_id=ids("<|video|>"),
+        audio_token_id=ids("<|audio|>"),
+    )
+    save(transformers.Gemma4ForConditionalGeneration(config), folder)
+    image_processor = transformers.Gemma4ImageProcessorPil(
+        patch_size=4, pooling_kernel_size=2, max_soft_tokens=70
+    )
+    save_parts(folder, image_processor, own, "<|image|>")
+
+
+def _paligemma(folder: Path, text: Mapping[str, Any]) -> None:
+    own = tokenizer(["<eos>", "<bos>", "<|im_start|>", "<|im_end|>"], bos_token="<bos>")
+    image_processor = transformers.SiglipImageProcessorPil(size={"height": 16, "width": 16})
+    image_processor.image_seq_length = 16
+    processor = transformers.PaliGemmaProcessor(
+        image_processor=image_processor,
+        tokenizer=own,
+        chat_template=TEMPLATE.replace(IMAGE, "<image>"),
+    )
+    vocab = len(own)
+    config = transformers.PaliGemmaConfig(
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 16,
+            "patch_size": 4,
+            "vision_use_head": False,
+        },
+        text_config={**TEXT, **text, "vocab_size": vocab},
+        image_token_index=own.convert_tokens_to_ids("<image>"),
+        projection_dim=64,
+    )
+    save(transformers.PaliGemmaForConditionalGeneration(config), folder)
+    processor.save_pretrained(folder)
+
+
+def paligemma(folder: Path) -> None:
+    """PaliGemma: all tokens of a prompt see each other; positions start at 1."""
+    # Without the flag, transformers lets the tokens of a text-only prompt see each other, too,
+    # with its SDPA attention, but not with its eager one.
+    _paligemma(folder, {"model_type": "gemma", "use_bidirectional_attention": False})
+
+
+def paligemma2(folder: Path) -> None:
+    """PaliGemma 2: Gemma 2 with soft caps, and windows longer than a prompt."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {"layer_types": kinds, "sliding_window": 80, "query_pre_attn_scalar": 16}
+    _paligemma(folder, {"model_type": "gemma2", **text})
+
+
+LONG: Final = {"max_num_batched_tokens": 96, "max_model_len": 320}
+MODELS: Final = {
+    "gemma3": VisionModel(gemma3, "<start_of_image>", two_ranks=True),
+    "gemma4": VisionModel(gemma4, "<|image|>", settings=LONG),
+    "paligemma": VisionModel(paligemma, "<image>", settings=LONG, shares_prefixes=False),
+    "paligemma2": VisionModel(paligemma2, "<image>", settings=LONG, shares_prefixes=False),
+}

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import transformers
 
 from tests.builtin_plugins.models.vision.checkpoints.common import (
     TEXT,
     VisionModel,
+    edit,
     save,
     save_parts,
     tokenizer,
@@ -83,26 +85,79 @@ def qwen2_5_vl(folder: Path) -> None:
     _qwen(folder, classes, vision, _rope())
 
 
+QWEN3_VISION: Final = {
+    "depth": 3,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 64,
+}
+DEEPSTACK: Final = {"deepstack_visual_indexes": [0, 1]}
+MOE: Final = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 48,
+}
+HYBRID: Final = {
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+SMALL_STATES: Final = {"mamba_block_size": 16}
+"""Recurrent states are cached at distances shorter than the prompts."""
+
+
 def qwen3_vl(folder: Path) -> None:
     """Qwen3-VL: interleaved sections, and deepstack."""
-    vision = {
-        "depth": 3,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "intermediate_size": 48,
-        "out_hidden_size": 64,
-        "patch_size": 4,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
     classes = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-    _qwen(folder, classes, vision, _rope(mrope_interleaved=True))
+    _qwen(folder, classes, {**QWEN3_VISION, **DEEPSTACK}, _rope(mrope_interleaved=True))
+
+
+def qwen3_vl_moe(folder: Path) -> None:
+    """Qwen3-VL with experts: their weights are always normalized.
+
+    Those of one layer are stored as in published checkpoints, of another as transformers saves.
+    """
+    classes = transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration
+    text = {**MOE, "mlp_only_layers": [1], **_rope(mrope_interleaved=True)}
+    _qwen(folder, classes, {**QWEN3_VISION, **DEEPSTACK}, text)
+
+    def publish(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("gate_up_proj", "down_proj"):
+            name = f"model.language_model.layers.0.mlp.experts.{name}"
+            tensors[name] = tensors[name].transpose(1, 2).contiguous()
+
+    edit(folder, publish)
+
+
+def qwen3_5(folder: Path) -> None:
+    """Qwen 3.5: a hybrid decoder, three axes on a part of each head; a layer for drafts, unused."""
+    classes = transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration
+    rope = _rope(mrope_interleaved=True, partial_rotary_factor=0.5)
+    _qwen(folder, classes, QWEN3_VISION, {**HYBRID, **rope})
+    edit(folder, lambda tensors: tensors.update({"mtp.norm.weight": torch.ones(64)}))
+
+
+def qwen3_5_moe(folder: Path) -> None:
+    """Qwen 3.5 with experts."""
+    classes = transformers.Qwen3_5MoeConfig, transformers.Qwen3_5MoeForConditionalGeneration
+    rope = _rope(mrope_interleaved=True, partial_rotary_factor=0.5)
+    _qwen(folder, classes, QWEN3_VISION, {**HYBRID, **MOE, **rope})
 
 
 MODELS: Final = {
     "qwen2_5_vl": VisionModel(qwen2_5_vl, QWEN),
     "qwen2_vl": VisionModel(qwen2_vl, QWEN),
+    "qwen3_5": VisionModel(qwen3_5, QWEN, two_ranks=True, settings=SMALL_STATES),
+    "qwen3_5_moe": VisionModel(qwen3_5_moe, QWEN, settings=SMALL_STATES),
     "qwen3_vl": VisionModel(qwen3_vl, QWEN, two_ranks=True),
+    "qwen3_vl_moe": VisionModel(qwen3_vl_moe, QWEN),
 }

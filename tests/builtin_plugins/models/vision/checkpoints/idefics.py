@@ -1,0 +1,77 @@
+"""Idefics and SmolVLM: images are cut into rows and columns, with a small one of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import transformers
+
+from tests.builtin_plugins.models.vision.checkpoints.common import (
+    IMAGE,
+    TEMPLATE,
+    TEXT,
+    VisionModel,
+    save,
+    save_parts,
+    tokenizer,
+)
+
+TOKENS: Final = [
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<fake_token_around_image>"),
+    *("<end_of_utterance>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+]
+VISION: Final = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+
+def _fields(own: Any) -> dict[str, Any]:
+    return {
+        "vision_config": dict(VISION),
+        "text_config": {**TEXT, "model_type": "llama", "pad_token_id": 0},
+        "image_token_id": own.convert_tokens_to_ids("<image>"),
+        "scale_factor": 2,
+    }
+
+
+def idefics3(folder: Path) -> None:
+    """Idefics3: patches shuffled into tokens; positions interpolated by the patches of an image."""
+    own = tokenizer(TOKENS)
+    config = transformers.Idefics3Config(**_fields(own), tie_word_embeddings=False)
+    save(transformers.Idefics3ForConditionalGeneration(config), folder)
+    processor = transformers.Idefics3Processor(
+        image_processor=transformers.Idefics3ImageProcessorPil(
+            size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
+        ),
+        tokenizer=own,
+        image_seq_len=4,
+        chat_template=TEMPLATE.replace(IMAGE, "<image>"),
+    )
+    processor.save_pretrained(folder)
+
+
+def smolvlm(folder: Path) -> None:
+    """SmolVLM: as Idefics3, with embeddings tied to the head."""
+    own = tokenizer(TOKENS)
+    config = transformers.SmolVLMConfig(**_fields(own), tie_word_embeddings=True)
+    save(transformers.SmolVLMForConditionalGeneration(config), folder)
+    image_processor = transformers.SmolVLMImageProcessorPil(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
+    )
+    save_parts(folder, image_processor, own, "<image>")
+    (folder / "processor_config.json").write_text(
+        '{"processor_class": "SmolVLMProcessor", "image_seq_len": 4}'
+    )
+
+
+MODELS: Final = {
+    "idefics3": VisionModel(idefics3, "<image>"),
+    "smolvlm": VisionModel(smolvlm, "<image>"),
+}
