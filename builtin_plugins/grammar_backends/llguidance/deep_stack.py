@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def with_deep_stack(call: Callable[[], Result], num_rules: int) -> Result:
-    """Return what a function returns whose recursion is as deep as a grammar has rules.
+    """Return the result of a function that recurses at each rule of a grammar.
 
     Raises `MemoryError` if there is no memory for the stack.
     """
