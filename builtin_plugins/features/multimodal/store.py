@@ -167,8 +167,8 @@ class TensorStore:
             shutil.rmtree(folder / holder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Release the items of requests that were refused after their preparation, or whose engine
-        has ended and that no other engine has adopted.
+        """Release the items of requests that were refused after their preparation, or of
+        engines that have ended, unless another engine has adopted them.
         """
         now_s = time.monotonic()
         ended = (path for path in self._held.iterdir() if not _has_engine(path))

@@ -7,6 +7,7 @@ what else the machine does. A stream that runs meanwhile gets all its tokens.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from builtin_plugins.features.multimodal.media.loader import ImageLoader
+from builtin_plugins.features.multimodal.media.settings import MediaSettings
+from builtin_plugins.routes.api import media_loaders
 from builtin_plugins.servers.http.server import GC_THRESHOLDS
 from tests.builtin_plugins.routes.loop_lag import MeasuredLoop, run_measured, send
 from tests.builtin_plugins.routes.test_two_keys import RULES, Served, filled
@@ -144,3 +148,77 @@ def test_large_values_of_every_field_block_no_stream(served: Served) -> None:
             await check(served, loop, bodies(path, fields, SHORT_BYTES))
 
     run_measured(work)
+
+
+def picture_bodies(size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield bodies of about this size with pictures: one large, many small, and damaged ones."""
+    # A PNG's signature and header; what follows is not decoded in the API process.
+    head = (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+        + (64).to_bytes(4, "big") * 2
+        + b"\x08\x02\0\0\0"
+        + bytes(4)
+    )
+    large = base64.b64encode(head + bytes(size * 3 // 4 - 1024)).decode()
+    small = base64.b64encode(head + bytes(64)).decode()
+    kinds = {
+        "one large": [large],
+        "many small": [small] * min(size // (len(small) + 100), 5000),
+        "no base64": ["%" * size],
+        "spaces": [" " * (size // 2) + large[: size // 4]],
+    }
+    for kind, encoded in kinds.items():
+        urls = [f"data:image/png;base64,{each}" for each in encoded]
+        sources = [{"type": "base64", "media_type": "image/png", "data": each} for each in encoded]
+        chat = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        responses = [{"type": "input_image", "image_url": url} for url in urls]
+        messages = [{"type": "image", "source": source} for source in sources]
+        for path, name, content in (
+            ("/v1/chat/completions", "messages", chat),
+            ("/tokenize", "messages", chat),
+            ("/v2/chat", "messages", chat),
+            ("/v1/responses", "input", responses),
+            ("/v1/messages", "messages", messages),
+        ):
+            body = {
+                "model": "scripted",
+                "max_tokens": 1,
+                name: [{"role": "user", "content": content}],
+            }
+            yield f"POST {path} with {name}: pictures, {kind}", json.dumps(body).encode()
+
+
+class CountingLoader(ImageLoader):
+    """Counts the requests with pictures that it has read."""
+
+    num_loads = 0
+
+    async def load(self, *given: Any, **options: Any) -> Any:
+        found = await super().load(*given, **options)
+        self.num_loads += 1
+        return found
+
+
+@pytest.fixture
+def reads_pictures(served: Served) -> Iterator[CountingLoader]:
+    """The media loader of the engine, which refuses the pictures once they are loaded."""
+    loader = CountingLoader(MediaSettings.from_options({"limit_mm_per_prompt": {"image": 10_000}}))
+    loader.modalities = ("image",)
+    loaders = media_loaders(served.engine.registry)
+    before = [*loaders]
+    loaders[:] = [loader]
+    yield loader
+    loaders[:] = before
+
+
+@pytest.mark.parametrize(
+    "size", [SHORT_BYTES, pytest.param(FULL_BYTES - 65_536, marks=pytest.mark.slow)]
+)
+def test_pictures_block_no_stream(
+    served: Served, reads_pictures: CountingLoader, size: int
+) -> None:
+    async def work(loop: MeasuredLoop) -> None:
+        await check(served, loop, picture_bodies(size))
+
+    run_measured(work)
+    assert reads_pictures.num_loads > 0

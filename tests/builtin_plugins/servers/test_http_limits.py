@@ -446,7 +446,7 @@ def test_trimming_returns_pages_between_blocks_in_use():
 from builtin_plugins.metric_sinks.prometheus.memory import resident_bytes
 from builtin_plugins.servers.http.server import trim_memory
 blocks = [bytes([1]) * 8192 for _ in range(8192)]
-kept = blocks[::100]
+in_use = blocks[::100]
 blocks = None
 before = resident_bytes()
 trim_memory()
