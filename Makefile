@@ -79,7 +79,7 @@ clients: setup ## client libraries in an environment of their own, for the slow 
 .PHONY: serve
 serve: setup ## HTTP server on 127.0.0.1:8000 with the demo model
 	@scripts/curl-line $(PORT) $(SERVED)
-	@$(CACHE_BYTE_CODE) $(BIN)/engine serve $(MODEL) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
+	@$(CACHE_BYTE_CODE) $(BIN)/engine serve $(or $(MODEL),demo:vision) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
 
 # --- judge -------------------------------------------------------------------------------------------------
 

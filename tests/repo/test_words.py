@@ -43,7 +43,11 @@ What remains is plain English ("most likely"), sample text of prompts, and names
 others ("most_common"). It was 1,722 for "most" and 1,405 for "asked" in November 2026. Lower a
 number when the count has fallen.
 """
-TRAINING_TEXT: Final = ("examples/demo_model", "builtin_plugins/model_sources/demo/model")
+TRAINING_TEXT: Final = (
+    "examples/demo_model",
+    "builtin_plugins/model_sources/demo/model",
+    "builtin_plugins/model_sources/demo/vision",
+)
 """Sentences that the demo model was trained on: changing them changes the model."""
 TERMS: Final = (
     "draft token",

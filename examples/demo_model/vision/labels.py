@@ -1,15 +1,14 @@
-"""What the tower learns to name before it answers: one label of the scene for each patch."""
+"""Labels of a scene: what the tower learns to name, one at each patch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from examples.demo_model.vision.model import NUM_TOKENS, TOWER
 from examples.demo_model.vision.scenes import (
     COLOURS,
     DIGITS,
@@ -31,7 +30,7 @@ LABELS: Final[dict[str, tuple[str, ...]]] = {
     "count": tuple(str(count + 1) for count in range(LARGEST_COUNT)),
     "place": (*PLACES, NONE),
 }
-"""Labels of a scene, with their values. A label's patches are every seventh, from its own on."""
+"""Labels with their values."""
 
 
 def labels(scene: Scene) -> dict[str, str]:
@@ -48,28 +47,29 @@ def labels(scene: Scene) -> dict[str, str]:
     }
 
 
-class LabelHeads(nn.Module):
-    """A linear layer for each label, on the patches that are to hold it."""
+def label_vectors(scenes: Sequence[Scene]) -> Tensor:
+    """Return a one for each value that a scene has. [scenes, values of all labels]"""
+    parts = [
+        F.one_hot(_values(name, scenes), len(values)).float() for name, values in LABELS.items()
+    ]
+    return torch.cat(parts, dim=-1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = nn.ModuleDict(
-            {name: nn.Linear(TOWER.hidden_size, len(values)) for name, values in LABELS.items()}
-        )
 
-    def loss(self, features: Tensor, scenes: Sequence[Scene]) -> tuple[Tensor, Tensor]:
-        """Return the loss, and for each scene and label whether it is right.
+def label_loss(
+    scores: Mapping[str, Tensor], scenes: Sequence[Scene]
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the loss of the scores at each patch, and the share of each label that is right."""
+    losses = []
+    right = {}
+    for name, found in scores.items():
+        values = _values(name, scenes)
+        expected = values[:, None].expand(found.shape[:2])
+        losses.append(F.cross_entropy(found.flatten(0, 1), expected.flatten()))
+        right[name] = found.mean(1).argmax(-1) == values
+    shares = {name: each.float().mean().item() for name, each in right.items()}
+    together = torch.stack(list(right.values())).all(0)
+    return torch.stack(losses).sum(), {"all": together.float().mean().item(), **shares}
 
-        features: [scenes, patches, hidden]
-        """
-        found = [labels(scene) for scene in scenes]
-        losses = []
-        right = []
-        for i, (name, head) in enumerate(self.heads.items()):
-            patches = features[:, i : NUM_TOKENS : len(LABELS)]
-            scores = head(patches)
-            values = torch.tensor([LABELS[name].index(each[name]) for each in found])
-            expected = values[:, None].expand(scores.shape[:2])
-            losses.append(F.cross_entropy(scores.flatten(0, 1), expected.flatten()))
-            right.append((scores.argmax(-1) == expected).all(1))
-        return torch.stack(losses).sum(), torch.stack(right, 1)
+
+def _values(name: str, scenes: Sequence[Scene]) -> Tensor:
+    return torch.tensor([LABELS[name].index(labels(scene)[name]) for scene in scenes])

@@ -90,9 +90,14 @@ class Picture(NamedTuple):
 
 
 def make_picture(draw: Draw, kind: str) -> Picture:
-    """Return a new picture of a kind, of a scene on the source's side of the split."""
-    scene = draw.own(lambda: _MAKERS[kind](draw), Scene.key)
+    """Return a picture of a new scene of a kind."""
+    scene = make_scene(draw, kind)
     return Picture(scene, paint(draw, scene))
+
+
+def make_scene(draw: Draw, kind: str) -> Scene:
+    """Return a new scene of a kind, on the source's side of the split."""
+    return draw.own(lambda: _MAKERS[kind](draw), Scene.key)
 
 
 def _glyph(draw: Draw, kind: str, names: Sequence[str]) -> Scene:

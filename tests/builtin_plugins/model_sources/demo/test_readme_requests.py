@@ -29,12 +29,20 @@ def printed() -> list[dict[str, Any]]:
     return [json.loads(body) for body in re.findall(r"-d '(.*?)'\n", lines, re.DOTALL)]
 
 
+def question_of(body: dict[str, Any]) -> str:
+    """Return the text of the body's message."""
+    content = body["messages"][0]["content"]
+    return content if isinstance(content, str) else str(content[-1]["text"])
+
+
 def readme_answers() -> dict[str, str]:
     """Return the README's table of questions and answers."""
     rows = re.findall(
         r"^\| (.+?) \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    return {question.removesuffix(" (with a tool)"): answer for question, answer in rows}
+    return {
+        re.sub(r" \(with an? (tool|image)\)$", "", question): answer for question, answer in rows
+    }
 
 
 def as_in_readme(message: dict[str, Any]) -> str:
@@ -50,10 +58,11 @@ def as_in_readme(message: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    flags = re.search(
-        r"^DEMO_FLAGS = .*,,(.*)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    flags = re.search(r"^DEMO_FLAGS = .*,,(.*)\)$", makefile, re.MULTILINE)
+    command = re.search(r"engine serve \$\(or \$\(MODEL\),(\S+)\)", makefile)
     assert flags is not None
+    assert command is not None
     process = subprocess.Popen(
         [
             sys.executable,
@@ -61,6 +70,7 @@ def url() -> Iterator[str]:
             "-c",
             COMMAND,
             "serve",
+            command[1],
             "--served-model-name",
             "demo",
             "--port",
@@ -82,11 +92,8 @@ def test_curl_lines_get_the_readme_answers(url):
     pytest.importorskip("xgrammar")
     answers = readme_answers()
     bodies = printed()
-    assert len(bodies) == 4
+    assert len(bodies) == 5
     for body in bodies:
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
         assert response.status_code == 200, response.text
-        assert (
-            as_in_readme(response.json()["choices"][0]["message"])
-            == answers[body["messages"][0]["content"]]
-        )
+        assert as_in_readme(response.json()["choices"][0]["message"]) == answers[question_of(body)]

@@ -9,6 +9,7 @@ import pytest
 
 from builtin_plugins.model_sources.demo.plugin import engine_find_model
 from core import SamplingParams
+from core.api import EngineConfig
 from examples.demo_model.chat import TEMPLATE
 from examples.demo_model.evaluate import TARGETS, answers, as_seen, score
 from examples.demo_model.mix import evaluation_items
@@ -36,8 +37,10 @@ def test_shipped_files_are_small_and_complete(demo_folder):
 
 
 def test_default_model_is_the_shipped_one(demo_folder):
-    assert engine_find_model("default") == engine_find_model("demo:") == str(demo_folder)
-    assert engine_find_model("demo") is None
+    config = EngineConfig()
+    for name in ("default", "demo:"):
+        assert engine_find_model(name, config) == str(demo_folder)
+    assert engine_find_model("demo", config) is None
 
 
 @pytest.mark.parametrize("name", SHOWCASE)
