@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +73,16 @@ def _is_alive(pid: str) -> bool:
 
 def _has_engine(holder: Path) -> bool:
     """Return whether a living engine has adopted a holder."""
-    return any(_is_alive(mark.name.removeprefix(ENGINE)) for mark in holder.glob(f"{ENGINE}*"))
+    names = (path.name for path in _files(holder))
+    return any(_is_alive(name.removeprefix(ENGINE)) for name in names if name.startswith(ENGINE))
+
+
+def _files(holder: Path) -> list[Path]:
+    """Return a holder's files; none if it was adopted or released meanwhile."""
+    try:
+        return list(holder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 class StoreFull(Exception):
@@ -204,7 +214,7 @@ class TensorStore:
     def _num_pending_bytes(self) -> int:
         """Return the size of pending items, each counted once."""
         sizes = {}
-        for path in self._pending.glob("*/*"):
+        for path in chain.from_iterable(map(_files, self._pending.iterdir())):
             with suppress(OSError):  # adopted meanwhile
                 sizes[path.name] = path.stat().st_size
         return sum(sizes.values())

@@ -55,6 +55,33 @@ def test_held_items_outlive_their_eviction(tmp_path: Path) -> None:
     assert list(reader.holders()) == []
 
 
+@pytest.mark.parametrize("moves", ["adopt", "release"])
+@pytest.mark.parametrize("folder", ["pending", "held"])
+def test_holders_that_leave_while_they_are_listed_fail_no_other_request(
+    folder: str, moves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, 2.5)
+    store.write(KEYS[0], tensors(0), {})
+    store.hold("leaves", [KEYS[0]])
+    engine = TensorStore(str(tmp_path))
+    if folder == "held":
+        engine.adopt("leaves")
+
+    def leave_before(listing: Any) -> Any:
+        def leave(path: Any) -> Any:
+            if not isinstance(path, int) and Path(path) == tmp_path / folder / "leaves":
+                getattr(engine, moves if folder == "pending" else "release")("leaves")
+            return listing(path)
+
+        return leave
+
+    monkeypatch.setattr(os, "listdir", leave_before(os.listdir))
+    monkeypatch.setattr(os, "scandir", leave_before(os.scandir))
+    store.sweep()
+    store.hold("stays", [KEYS[0]])
+    assert "stays" in set(store.holders())
+
+
 def test_the_least_recently_used_item_leaves_first(tmp_path: Path) -> None:
     store = opened(tmp_path, 2.5)
     store.write(KEYS[0], tensors(0), {})
