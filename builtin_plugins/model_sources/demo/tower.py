@@ -161,7 +161,7 @@ class DemoTower(nn.Module):
         return None
 
 
-def stored(net: LabelTower) -> dict[str, Tensor]:
+def tower_tensors(net: LabelTower) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint: matrices as int8 with scales, others as bfloat16."""
     tensors = {}
     for name, tensor in net.state_dict().items():

@@ -14,7 +14,7 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 
-from builtin_plugins.model_sources.demo.tower import LabelTower, stored
+from builtin_plugins.model_sources.api import LabelTower, tower_tensors
 from examples.demo_model.vision.labels import LABELS
 from examples.demo_model.vision.model import MEAN, NUM_TOKENS, PATCH, STD, VISION, WIDTH
 from examples.demo_model.vision.scenes import SIZE
@@ -52,7 +52,7 @@ def save_vision(tower: LabelTower, language_model: Path, out: Path) -> None:
     _write(out / "config.json", _config(language_model))
     for name in UNCHANGED:
         copyfile(language_model / name, out / name)
-    save_file(stored(tower), out / "model.safetensors", metadata={"format": "pt"})
+    save_file(tower_tensors(tower), out / "model.safetensors", metadata={"format": "pt"})
 
 
 def _config(language_model: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM
 
-from builtin_plugins.model_sources.demo.tower import LabelTower, TowerSizes
+from builtin_plugins.model_sources.api import LabelTower, TowerSizes
 from examples.demo_model.vision.labels import LABELS
 from examples.demo_model.vision.scenes import SIZE
 

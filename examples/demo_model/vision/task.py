@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from builtin_plugins.model_sources.demo.tower import LabelTower
+from builtin_plugins.model_sources.api import LabelTower
 from examples.demo_model.chat import END, Chat, token_id
 from examples.demo_model.items import Draw, Item
 from examples.demo_model.layout import IGNORED

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from builtin_plugins.model_sources.demo.tower import LabelTower
+from builtin_plugins.model_sources.api import LabelTower
 from examples.demo_model.evaluate import SHIPPED
 from examples.demo_model.items import Draw
 from examples.demo_model.muon import Muon
