@@ -61,7 +61,7 @@ class PlaygroundRoutes:
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
-        self._counting: asyncio.Future[list[bytes]] | None = None
+        self._counting: asyncio.Future[list[CallAnswer]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
         self._faults: list[Faults] = []

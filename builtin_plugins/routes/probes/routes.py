@@ -17,6 +17,7 @@ from starlette.routing import Route
 from builtin_plugins.metric_sinks.api import memory_owners, plugin_faults, plugin_seconds
 from builtin_plugins.servers.api import ServerActivity
 from core.api import EngineConfig
+from core.api.execution import CallAnswer
 from core.api.serving import ServedEngine
 
 ANSWER_S: Final = 1.0
@@ -34,7 +35,7 @@ class ProbeRoutes:
 
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
-        self._pending: asyncio.Future[list[bytes]] | None = None
+        self._pending: asyncio.Future[list[CallAnswer]] | None = None
         """Call that the engine has not answered yet."""
         self._known: list[bytes] = []
         """Last answers of the engine's processes."""
