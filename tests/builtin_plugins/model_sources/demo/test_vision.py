@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from builtin_plugins.model_sources.demo.architecture import spec
 from builtin_plugins.model_sources.demo.loader import FILE, DemoVisionLoader
 from builtin_plugins.model_sources.demo.plugin import VISION, VISION_NAME, engine_find_model
 from core import LLM
+from core.api import ModelError
 from examples.demo_model.chat import TEMPLATE
 from examples.demo_model.evaluate import answers as text_answers
 from examples.demo_model.items import Draw, held_out
 from examples.demo_model.mix import SKILLS, evaluation_items
+from examples.demo_model.vision import train
 from examples.demo_model.vision.evaluate import answers, score, unseen
 from examples.demo_model.vision.export import UNUSED
 from examples.demo_model.vision.labels import LABELS, labels
@@ -96,3 +104,31 @@ def test_pictures_and_questions_are_functions_of_the_seed(kind):
         assert one.image.tobytes() == other.image.tobytes()
         assert ask(first, one.scene) == ask(second, other.scene)
         assert all(value in LABELS[name] for name, value in labels(one.scene).items())
+
+
+def test_loader_and_tower_refuse_damaged_files_by_name(llm, tmp_path):
+    source = replace(engine_find_model(VISION_NAME, llm.config), path=str(tmp_path))
+    (tmp_path / FILE).write_bytes(b"\x00" * 20)
+    with pytest.raises(ModelError, match=FILE):
+        list(DemoVisionLoader(source, llm.config).tensors())
+    context = SimpleNamespace(dtype=torch.float32, device="cpu")
+    tower = spec(source.hf_config).tower.build(context)
+    tensors = load_file(VISION / FILE)
+    tower.load_weights(tensors)
+    with pytest.raises(ModelError, match=r"vision\.soft_tokens\.gain: got shape None"):
+        tower.load_weights({name: t for name, t in tensors.items() if "gain" not in name})
+
+
+@pytest.mark.slow
+def test_training_writes_the_shipped_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train", "--smoke", "--out", str(tmp_path)])
+    train.main()
+    for path in VISION.iterdir():
+        made = tmp_path / "model" / path.name
+        if path.suffix == ".json":
+            assert json.loads(made.read_text()) == json.loads(path.read_text())
+    shapes = [
+        {name: (t.shape, t.dtype) for name, t in load_file(folder / FILE).items()}
+        for folder in (VISION, tmp_path / "model")
+    ]
+    assert shapes[0] == shapes[1]
