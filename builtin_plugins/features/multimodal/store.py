@@ -177,8 +177,8 @@ class TensorStore:
             shutil.rmtree(folder / holder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Release the items of requests that were refused after their preparation, or of
-        engines that have ended, unless another engine has adopted them.
+        """Release the items of requests that were refused after their preparation, and those of
+        engines that have ended, if no other engine has adopted them.
         """
         now_s = time.monotonic()
         ended = (path for path in self._held.iterdir() if not _has_engine(path))

@@ -132,10 +132,10 @@ def _small_size(image: np.ndarray, token: int, options: Mapping[str, Any]) -> tu
     """Return height and width of an image as one crop, with its number of tokens in the limits."""
     height, width = image.shape[-2:]
     least = options["min_image_tokens"] * token**2
-    most = options["max_image_tokens"] * token**2
+    max_pixels = options["max_image_tokens"] * token**2
     sides = _rounded(height, width, token)
-    if sides[0] * sides[1] > most:
-        factor = math.sqrt(height * width / most)
+    if sides[0] * sides[1] > max_pixels:
+        factor = math.sqrt(height * width / max_pixels)
         return (
             max(token, math.floor(height / factor / token) * token),
             max(token, math.floor(width / factor / token) * token),

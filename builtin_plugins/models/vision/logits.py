@@ -1,4 +1,4 @@
-"""Decoders whose logits transformers leaves unscaled in models that read images."""
+"""Decoders with logits that transformers leaves unscaled in models that read images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler half is in engines whose model has a tower, and in no other."""
+"""The scheduler half is in engines of models with a tower, and in no other."""
 
 from __future__ import annotations
 

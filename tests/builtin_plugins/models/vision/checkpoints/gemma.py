@@ -82,7 +82,7 @@ def gemma4(folder: Path) -> None:
     config = transformers.Gemma4Config(
         vision_config={
             "hidden_size": 32,
-            "intermediate_size": 48,
+            "intermediate_size": 192,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
@@ -164,9 +164,10 @@ def paligemma2(folder: Path) -> None:
 
 
 LONG: Final = {"max_num_batched_tokens": 96, "max_model_len": 320}
+PREFIX: Final[dict[str, Any]] = {"settings": LONG, "shares_prefixes": False}
 MODELS: Final = {
     "gemma3": VisionModel(gemma3, "<start_of_image>", two_ranks=True),
-    "gemma4": VisionModel(gemma4, "<|image|>", settings=LONG),
-    "paligemma": VisionModel(paligemma, "<image>", settings=LONG, shares_prefixes=False),
-    "paligemma2": VisionModel(paligemma2, "<image>", settings=LONG, shares_prefixes=False),
+    "gemma4": VisionModel(gemma4, "<|image|>", settings=LONG, blocks=(20, 22, 24)),
+    "paligemma": VisionModel(paligemma, "<image>", **PREFIX),
+    "paligemma2": VisionModel(paligemma2, "<image>", **PREFIX, blocks=(14, 15, 16)),
 }

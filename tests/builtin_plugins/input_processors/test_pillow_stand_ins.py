@@ -1,0 +1,47 @@
+"""Image processors with Pillow cut images as transformers' own with torchvision."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("PIL", reason="Pillow is not installed")
+
+import numpy as np
+from PIL import Image
+
+from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
+from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
+
+CROPS: Final = {
+    (40, 30): (1, 1),
+    (640, 480): (1, 3),
+    (1000, 300): (1, 3),
+    (300, 1700): (1, 5),
+    (1600, 1200): (7, 13),
+    (513, 513): (1, 5),
+}
+"""Numbers of crops of transformers 5.23 with torchvision 0.28, by width and height of an image:
+LFM2-VL's and Command A Vision's.
+"""
+
+
+def image(width: int, height: int) -> Any:
+    return Image.fromarray(np.zeros((height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("size", CROPS)
+def test_lfm2_vl_cuts_an_image_into_the_crops_of_transformers(size: tuple[int, int]) -> None:
+    found: Any = Lfm2VlImageProcessorPil()(image(*size), return_tensors="pt")
+    assert len(found["pixel_values"]) == CROPS[size][0]
+    patches = found["spatial_shapes"].prod(dim=-1).tolist()
+    assert found["pixel_attention_mask"].sum(dim=-1).tolist() == patches
+
+
+@pytest.mark.parametrize("size", CROPS)
+def test_command_a_vision_cuts_an_image_into_the_tiles_of_transformers(
+    size: tuple[int, int],
+) -> None:
+    found: Any = Cohere2VisionImageProcessorPil()(image(*size), return_tensors="pt")
+    assert len(found["pixel_values"]) == CROPS[size][1]
