@@ -16,6 +16,7 @@ def engine_clients() -> list[Entry]:
             "thread",
             "core.engine.thread_client:ThreadClient",
             "the engine in a thread of this process",
+            when={"data_parallel_size": range(2)},
         )
     ]
 

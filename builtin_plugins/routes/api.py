@@ -1,5 +1,6 @@
 """What plugins provide to routes, with the promises of `core.api`."""
 
+from builtin_plugins.routes.calls import Call, require_all
 from builtin_plugins.routes.common.media_parts import MediaMessages, load_media, read_media
 from builtin_plugins.routes.media import (
     MediaCounter,
@@ -9,7 +10,7 @@ from builtin_plugins.routes.media import (
     media_loaders,
 )
 from builtin_plugins.routes.responses.database import Connection, Database, DatabaseUnavailable
-from builtin_plugins.routes.variants import Call, Variant, VariantSource, variant_sources
+from builtin_plugins.routes.variants import Variant, VariantSource, variant_sources
 
 __all__ = [
     "Call",
@@ -26,5 +27,6 @@ __all__ = [
     "media_counters",
     "media_loaders",
     "read_media",
+    "require_all",
     "variant_sources",
 ]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from core.api.execution import CallAnswer
+from builtin_plugins.routes.calls import Call
 
 if TYPE_CHECKING:
     from core.api import Registry
-
-Call = Callable[[str, bytes], Awaitable[list[CallAnswer]]]
-"""Calls a feature of the engine, like `AsyncLLM.call`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Contracts of clients, servers, routes, tokenizers and metric sinks; prompts and logs."""
 
-from core.contracts.clients import Client, EngineStatus, Listener, Running, State, require_all
+from core.contracts.clients import Client, EngineStatus, Listener, Running, State
 from core.contracts.serving import ServedEngine
 from core.contracts.text import ChatRenderer, Tokenizer
 from core.logs import PAUSE_S, RateLimitedLogger, setup_logging
@@ -19,6 +19,5 @@ __all__ = [
     "ServedEngine",
     "State",
     "Tokenizer",
-    "require_all",
     "setup_logging",
 ]

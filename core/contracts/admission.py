@@ -121,11 +121,7 @@ class AdmissionExtension(Protocol):
         """
 
     def read_messages(self, messages: Messages) -> ReadMessages:
-        """Read an offline conversation.
-
-        Returns messages for the renderer, and
-        prompt keys for all else.
-        """
+        """Return a conversation to render, and prompt keys."""
 
     def prepare(self, request: PendingRequest) -> PendingRequest | Awaitable[PendingRequest]:
         """Return the request with the feature's part filled in. Raises `InvalidRequest`.

@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from core.errors import EngineError
-
 if TYPE_CHECKING:
     from core.config import EngineConfig
     from core.contracts.telemetry import StepStats
@@ -71,9 +69,16 @@ class EngineStatus:
     engines: tuple[EngineStatus, ...] = ()
     """Status of each engine, by rank; empty with one."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what `/health` shows of one engine of several."""
+        return {"status": self.state, "reason": self.reason, "restarts": self.restarts}
+
     @classmethod
     def alive(cls, heartbeat_age_s: float, busy_s: float, restarts: int = 0) -> EngineStatus:
-        """Return the status of a running engine: ready, or stalled (no heartbeat, no progress)."""
+        """Return the status of a running engine.
+
+        It is ready, or stalled: no heartbeat, no progress.
+        """
         state: State = "ready"
         reason = ""
         if heartbeat_age_s > STALLED_S:
@@ -83,15 +88,6 @@ class EngineStatus:
             state = "stalled"
             reason = f"a step has taken {busy_s:.0f} s"
         return cls(state, reason, heartbeat_age_s, restarts, busy_s)
-
-
-def require_all(answers: Sequence[CallAnswer]) -> Sequence[CallAnswer]:
-    """Return the answers. Raises `EngineError` that names the engines without one."""
-    failed = [f"engine {each.engine}: {each.error}" for each in answers if each.error]
-    if failed:
-        done = ", ".join(str(each.engine) for each in answers if not each.error)
-        raise EngineError(f"{'; '.join(failed)}. Engines that have done it: {done}.")
-    return answers
 
 
 class Client(Protocol):
@@ -122,9 +118,9 @@ class Client(Protocol):
         """Call a feature (`feature.verb`) or the engine itself, between two
         steps.
 
-        Returns the answer of each engine; with several, some may have an error instead. If none
-        has answered, the future raises the error of the first. A call is never repeated: when an
-        engine dies before it answers, that is `EngineDead` even if a new engine takes over.
+        Returns each engine's answer or error; raises the first error if none has
+        answered. Calls are never repeated: an engine that dies before it answers has
+        `EngineDead`.
         """
 
     def status(self) -> EngineStatus:

@@ -62,4 +62,7 @@ class Registry(Protocol):
         """Return the model source of the first plugin that recognises the name, or None."""
 
     def shared(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the object of this name, made on first use: state shared by a feature's halves."""
+        """Return the object of this name, made on first use.
+
+        It is state shared by a feature's halves.
+        """

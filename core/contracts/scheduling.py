@@ -204,9 +204,9 @@ class SchedulerExtension(Protocol):
         """
 
     def call_ended(self, verb: str, data: bytes, ranks: Sequence[bytes] | None) -> bytes | None:
-        """Receive the worker halves' answers to a call; None: they have raised.
+        """Receive the ranks' answers to a call; None: they raised.
 
-        The answer replaces that of `call`; None leaves it.
+        Unless None, the answer replaces that of `call`.
         """
 
     def close(self) -> None:

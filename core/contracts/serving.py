@@ -119,7 +119,7 @@ class ServedEngine(Protocol):
         """Return the body of `/health`."""
 
     async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
-        """Call a feature (`feature.verb`) between two steps; return the answer of each engine."""
+        """Call a feature (`feature.verb`); return each engine's answer."""
 
     async def reset_prefix_cache(self, **options: Any) -> bool:
         """Clear the prefix cache; return False, without an effect, while blocks are in use."""

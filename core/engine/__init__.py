@@ -1,3 +1,1 @@
-"""The engine: resolves the configuration, builds the parts, and runs the
-loop.
-"""
+"""The engine: resolves the configuration, builds the parts, and runs the loop."""

@@ -1,6 +1,4 @@
-"""Builds an engine core from configuration and plugins; the only module with
-all its parts.
-"""
+"""Builds an engine core from configuration and plugins; the only module with all its parts."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCHING_SHARE: Final = 1 / 64
-"""Batching window, as a share of the estimated prefill time of the requests
-in it.
-"""
+"""Batching window, as a share of the estimated prefill time of the requests in it."""
 MAX_BATCHING_S: Final = 0.02
 """Maximum batching window, in seconds."""
 
@@ -112,7 +110,7 @@ class EngineCore:
         self._batching_until_s = min(now_s + window_s, self._batching_limit_s)
 
     def batching_window_s(self) -> float:
-        """Return how long the next step may wait for more requests, in seconds.
+        """Return how long a step may wait for more requests, in s.
 
         Concurrent clients arrive one after the other; batched into one step, none of them waits for
         the end of another's first step.
@@ -152,9 +150,8 @@ class EngineCore:
         """Call a part of the engine between two steps; return its answer.
 
         `reset_prefix_cache` is the engine's own: b"1", or b"0" without an effect while blocks are
-        in use. Others are `<feature>.<verb>`: the feature's scheduler half, then its worker halves
-        on every rank, then the scheduler half's `call_ended`. Raises their errors, `InvalidRequest`
-        without any answer.
+        in use. Others are `<feature>.<verb>`: the scheduler half, the ranks, then `call_ended`.
+        Raises their errors, `InvalidRequest` without any answer.
         """
         if name == "reset_prefix_cache":
             return CallAnswer(scheduler=b"1" if self.scheduler.reset_prefix_cache() else b"0")
@@ -167,8 +164,7 @@ class EngineCore:
         except EngineError:
             self.scheduler.call_ended(feature, verb, data, None)
             raise
-        ended = self.scheduler.call_ended(feature, verb, data, ranks)
-        answer = answer if ended is None else ended
+        answer = self.scheduler.call_ended(feature, verb, data, ranks) or answer
         if answer is None and not ranks:
             raise InvalidRequest("name", f"no feature that is on answers the call {name!r}.")
         return CallAnswer(scheduler=answer, ranks=ranks)

@@ -23,13 +23,9 @@ class QueueLimits:
     waiting: int | None = None
     """Waiting requests (--max-waiting)."""
     unfinished: int | None = None
-    """Waiting and running requests
-    (--max-num-queued-reqs).
-    """
+    """Waiting and running requests (--max-num-queued-reqs)."""
     prompt_tokens: int | None = None
-    """Prompt tokens without an output token yet
-    (--max-num-queued-tokens).
-    """
+    """Prompt tokens without an output token yet (--max-num-queued-tokens)."""
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> QueueLimits:

@@ -23,9 +23,7 @@ OFFLINE_SEQS: Final = 256
 SERVING_TOKENS: Final = 2048
 SERVING_SEQS: Final = 128
 MAX_ROW_TOKENS: Final = 1 << 30
-"""Maximum number of token positions over all rows, which are allocated at the
-start.
-"""
+"""Maximum number of token positions over all rows, which are allocated at the start."""
 DTYPE_ALIASES: Final = {"float": "float32", "half": "float16"}
 SCHEDULING: Final = (
     "max_num_batched_tokens",
@@ -199,9 +197,7 @@ def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
 
 
 def _limit_context(config: EngineConfig, source: ModelSource, spec: Any) -> ModelSource:
-    """Return the source with the context that learned positions and the spec's
-    limit allow.
-    """
+    """Return the source with the context that learned positions and the spec's limit allow."""
     chosen = config.model.max_model_len or -1
     learned = getattr(spec, "learned_positions", 0) or source.max_model_len
     positions = min(learned, source.max_model_len)

@@ -64,9 +64,7 @@ class ThreadClient:
         return self._run_soon(lambda: [self._core.call(name, data)])
 
     def status(self) -> EngineStatus:
-        """Return the engine's status; its heartbeat is that of the slowest
-        executor process.
-        """
+        """Return the engine's status; its heartbeat is that of the slowest executor process."""
         if self._error is not None or not self._thread.is_alive():
             return EngineStatus("dead", public_message(self._error))
         if not self._running.done():
@@ -76,9 +74,7 @@ class ThreadClient:
         return EngineStatus.alive(self._core.silence_s(), busy_s)
 
     def _run_soon(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the loop's thread between steps; return a future
-        of its result.
-        """
+        """Run a function in the loop's thread between steps; return a future of its result."""
         future: Future[Any] = Future()
         self._inbox.put((function, future))
         if self._ended:

@@ -115,12 +115,12 @@ class Admission:
         return self._keywords.select_known(keywords, own, what, hints)
 
     def read_messages(self, messages: Messages) -> tuple[Messages, dict[str, Any]]:
-        """Return messages for the renderer, and the prompt keys that extensions make of them."""
-        plugin_fields: dict[str, Any] = {}
+        """Return messages to render, and the prompt keys that extensions make of them."""
+        fields: dict[str, Any] = {}
         for read in self._readers:
             messages, own = read(messages)
-            plugin_fields |= own
-        return messages, plugin_fields
+            fields |= own
+        return messages, fields
 
     def pending_request(
         self,

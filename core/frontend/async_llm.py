@@ -275,7 +275,7 @@ class AsyncLLM(ServedEngine):
         """Return the body of `/health`: engine status, queue sizes, failed sinks."""
         status = self._client.status()
         last = list(self._last_stats.values())
-        health = {
+        return {
             "status": status.state,
             "reason": status.reason,
             "heartbeat_age_s": round(status.heartbeat_age_s, 1),
@@ -285,25 +285,15 @@ class AsyncLLM(ServedEngine):
             "waiting": sum(stats.num_waiting for stats in last),
             "open_requests": len(self._streams.outputs),
             "sinks": list(self.sinks.faults()),
+            **({"engines": [each.to_json() for each in status.engines]} if status.engines else {}),
         }
-        if status.engines:
-            health["engines"] = [
-                {
-                    "engine": rank,
-                    "status": each.state,
-                    "reason": each.reason,
-                    "restarts": each.restarts,
-                }
-                for rank, each in enumerate(status.engines)
-            ]
-        return health
 
     async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
         """Call a feature (`feature.verb`) between two steps; one answer per engine."""
         return await asyncio.wrap_future(self._client.call(name, data))
 
     async def reset_prefix_cache(self, **options: Any) -> bool:
-        """Clear the prefix cache; False if it was not cleared in every engine: blocks are in use."""
+        """Clear the prefix cache; False if an engine uses blocks."""
         self._frontend.admission.select_known(options)
         try:
             answers = await self.call("reset_prefix_cache")

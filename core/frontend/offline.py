@@ -145,12 +145,9 @@ class PromptRunner:
         conversations: Any = messages
         if messages and isinstance(messages[0], Mapping):
             conversations = [messages]
-        prompts = []
-        for each in conversations:
-            read, plugin_fields = self._frontend.admission.read_messages(each)
-            prompt = self._frontend.renderer.messages(read, **options)
-            prompts.append(replace(prompt, plugin_fields=plugin_fields))
-        return prompts
+        render = self._frontend.renderer.messages
+        read = [self._frontend.admission.read_messages(each) for each in conversations]
+        return [replace(render(found, **options), plugin_fields=own) for found, own in read]
 
     def run(
         self,

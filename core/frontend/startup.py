@@ -17,7 +17,6 @@ from core.contracts.admission import AdmissionContext
 from core.engine.build import build, load
 from core.engine.memory import context_length
 from core.engine.resolve import find_model, resolve
-from core.errors import ConfigError
 from core.frontend.admission import Admission, ModelLimits
 from core.frontend.metrics import MetricSinks, SinkHealth
 from core.frontend.text.rendering import Renderer
@@ -74,7 +73,8 @@ def start_in_process(config: EngineConfig, registry: Registry) -> tuple[Frontend
     invalid.
     """
     registry.process_started("main")
-    check_one_engine(config)
+    size = config.parallel.data_parallel_size
+    registry.choose("clients", "thread", {"data_parallel_size": size})
     resolved = resolve(config, registry, serving=False)
     with ThreadPoolExecutor(1) as pool:
         # The tokenizer loads in parallel with the weights: both mostly release the GIL.
@@ -101,10 +101,9 @@ def connect(
     """
     registry.process_started("main")
     name = "thread" if config.service.disable_frontend_multiprocessing else "auto"
-    engines = config.parallel.data_parallel_size
-    if name == "thread":
-        check_one_engine(config)
-    client: Client = load(registry, "clients", name, engines=engines)(config, registry, listener)
+    size = config.parallel.data_parallel_size
+    make: Any = load(registry, "clients", name, data_parallel_size=size)
+    client: Client = make(config, registry, listener)
     try:
         source = find_model(config, registry)
         renderer = load_text(config, registry, source)
@@ -116,16 +115,6 @@ def connect(
         client.stop()
         raise
     return frontend, client
-
-
-def check_one_engine(config: EngineConfig) -> None:
-    """Raise `ConfigError` if several engines are configured: each needs a process of its own."""
-    size = config.parallel.data_parallel_size
-    if size > 1:
-        raise ConfigError(
-            f"--data-parallel-size: got {size}; expected 1 for an engine in this process. "
-            "Use `engine serve` or AsyncLLM with engine processes."
-        )
 
 
 def make_frontend(

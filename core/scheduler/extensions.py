@@ -33,11 +33,8 @@ class Extensions:
             return tuple((e.name, getattr(e, name)) for e in extensions if hasattr(e, name))
 
         def with_activity(name: str) -> tuple[tuple[Callable[[], bool], str, Any], ...]:
-            """Return `is_active`, name and method of the extensions that have the method."""
-            having = (e for e in extensions if hasattr(e, name))
-            return tuple(
-                (getattr(e, "is_active", lambda: True), e.name, getattr(e, name)) for e in having
-            )
+            active = {e.name: getattr(e, "is_active", lambda: True) for e in extensions}
+            return tuple((active[owner], owner, method) for owner, method in methods(name))
 
         self._attach = methods("attach")
         self._arrived = methods("arrived")

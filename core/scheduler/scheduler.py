@@ -103,7 +103,7 @@ class Scheduler:
     def call_ended(
         self, name: str, verb: str, data: bytes, ranks: Sequence[bytes] | None
     ) -> bytes | None:
-        """Tell an extension how its worker halves answered; None: they have raised."""
+        """Pass on the ranks' answers to a call; None: they raised."""
         return self._extensions.call_ended(name, verb, data, ranks)
 
     def release(self, request_id: str) -> None:

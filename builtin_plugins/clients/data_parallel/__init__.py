@@ -1,1 +1,1 @@
-"""Several engines of one model behind one client: data parallelism."""
+"""Several engines of one model with one client: data parallelism."""

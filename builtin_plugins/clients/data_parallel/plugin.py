@@ -15,7 +15,7 @@ def engine_clients() -> list[Entry]:
     """Return the client; it serves two engines or more."""
     target = "builtin_plugins.clients.data_parallel.client:DataParallelClient"
     summary = "several engines in processes of their own; requests of a dead one move to others"
-    when = {"engines": range(2, 1025)}
+    when = {"data_parallel_size": range(2, 1025)}
     return [Entry("data_parallel", target, summary, priority=20, when=when)]
 
 

@@ -72,9 +72,9 @@ class EngineProcess:
             started=lambda request_ids: channel.send(Started(request_ids)),
             stage=channel.stage,
         )
-        self._client: Client = registry.load(registry.choose("clients", "thread"))(
-            start.config, registry, listener
-        )
+        self._client: Client = registry.load(
+            registry.choose("clients", "thread", {"data_parallel_size": 1})
+        )(start.config, registry, listener)
 
     def run(self) -> None:
         """Serve calls until `Stop` or an engine death."""

@@ -65,8 +65,8 @@ class Supervised:
     ) -> None:
         """Start the process; `wait` until it is ready.
 
-        `name` is that of the process, `rank` the engine's among several. `on_loss` is called with the requests of a dead engine,
-        before it is restarted; it may take them elsewhere.
+        `name` is that of the process, `rank` the engine's among several. `on_loss` is called with
+        the requests of a dead engine, before it is restarted; it may take them elsewhere.
         """
         self._start = Start(
             target="builtin_plugins.clients.process.process:run",

@@ -12,7 +12,7 @@ from builtin_plugins.features.lora.adapter_file import BadAdapter
 from builtin_plugins.features.lora.messages import AdapterRef, AdapterStatus
 from builtin_plugins.features.lora.registry import FIELD, AdapterRegistry, KnownAdapter
 from builtin_plugins.features.lora.settings import Settings
-from builtin_plugins.routes.api import Call, Variant, variant_sources
+from builtin_plugins.routes.api import Call, Variant, require_all, variant_sources
 from core.api import (
     ConfigError,
     EngineConfig,
@@ -23,7 +23,6 @@ from core.api import (
 )
 from core.api.execution import CallAnswer
 from core.api.features import llm_methods
-from core.api.serving import require_all
 
 
 def adapters_of(config: EngineConfig, registry: Registry) -> AdapterRegistry:

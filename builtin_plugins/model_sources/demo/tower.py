@@ -1,7 +1,7 @@
 """The vision tower of `demo:vision`: it names what a drawing shows, and says so in soft tokens.
 
 A small vision transformer has a label at each patch (what is drawn, its colour, how many, where).
-The most likely labels, as one vector of ones and zeros, become embeddings that were trained until
+The likeliest labels, as one vector of ones and zeros, become embeddings that were trained until
 the language model answers from them. So the tower's mistakes are wrong labels, and nothing in
 between.
 """

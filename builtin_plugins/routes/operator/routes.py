@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.metric_sinks.api import plugin_faults
+from builtin_plugins.routes.calls import require_all
 from builtin_plugins.routes.common.body import owner_name, read_request
 from builtin_plugins.routes.common.fields import with_client_field
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
@@ -29,7 +30,7 @@ from builtin_plugins.routes.operator.profiling import Settings
 from builtin_plugins.routes.operator.sleep_routes import SleepRoutes, switched_off
 from core.api import EngineConfig, EngineError, InvalidRequest
 from core.api.execution import CallAnswer
-from core.api.serving import ServedEngine, require_all
+from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from builtin_plugins.routes.calls import require_all
 from builtin_plugins.routes.operator.sleep import EMPTY_S, checked_level, checked_tags
 from builtin_plugins.routes.operator.sleep import NAME as SLEEPING
-from core.api.serving import ServedEngine, require_all
+from core.api.serving import ServedEngine
 
 POLL_S: Final = 0.05
 """Interval between two checks for used blocks, in seconds."""

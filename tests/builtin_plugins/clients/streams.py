@@ -1,4 +1,4 @@
-"""Streams whose outputs can be compared, and a plugin with which a request kills its engine."""
+"""Streams with outputs to compare, and a plugin with which a request kills its engine."""
 
 from __future__ import annotations
 

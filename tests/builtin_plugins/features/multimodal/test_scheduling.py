@@ -180,7 +180,7 @@ def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     ),
     st.integers(1, 8),
 )
-def test_a_prompt_whose_tokens_see_each_other_is_one_chunk(
+def test_a_prompt_of_tokens_that_see_each_other_is_one_chunk(
     folder: str, parts: list[list[tuple[int, int]]], step: int
 ) -> None:
     batch = Batch(limits(step_tokens=step), folder, max_model_len=80, num_blocks=48)

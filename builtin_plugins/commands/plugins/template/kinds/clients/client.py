@@ -18,9 +18,9 @@ class Acme:
     """Client of one engine."""
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
-        self._inner: Client = registry.load(registry.choose("clients", "thread"))(
-            config, registry, listener
-        )
+        self._inner: Client = registry.load(
+            registry.choose("clients", "thread", {"data_parallel_size": 1})
+        )(config, registry, listener)
         self.num_requests = 0
         """Number of sequences added."""
 
