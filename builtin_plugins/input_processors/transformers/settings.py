@@ -31,7 +31,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         _check_size(name, settings.get(name))
     for name in PATCHES:
         value = settings.get(name)
-        _check(name, value, is_valid=value is None or _is_count(value, MAX_PATCH))
+        edges = value.values() if isinstance(value, Mapping) else [value]  # Pixtral has two
+        for edge in edges:
+            _check(name, value, is_valid=edge is None or _is_count(edge, MAX_PATCH))
     deviations = settings.get("image_std") or ()
     listed = deviations if isinstance(deviations, (list, tuple)) else [deviations]
     _check("image_std", deviations, is_valid=all(listed))

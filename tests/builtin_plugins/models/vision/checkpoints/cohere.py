@@ -54,4 +54,6 @@ def cohere2_vision(folder: Path) -> None:
     save_parts(folder, image_processor, own, "<|IMG_PATCH|>")
 
 
-MODELS: Final = {"cohere2_vision": VisionModel(cohere2_vision, "<|IMG_PATCH|>")}
+MODELS: Final = {
+    "cohere2_vision": VisionModel(cohere2_vision, "<|IMG_PATCH|>", blocks=(20, 22, 24))
+}

@@ -169,5 +169,5 @@ MODELS: Final = {
     "gemma3": VisionModel(gemma3, "<start_of_image>", two_ranks=True),
     "gemma4": VisionModel(gemma4, "<|image|>", settings=LONG, blocks=(20, 22, 24)),
     "paligemma": VisionModel(paligemma, "<image>", **PREFIX),
-    "paligemma2": VisionModel(paligemma2, "<image>", **PREFIX, blocks=(14, 15, 16)),
+    "paligemma2": VisionModel(paligemma2, "<image>", **PREFIX, blocks=(20, 22, 24)),
 }

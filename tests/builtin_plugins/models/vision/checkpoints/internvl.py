@@ -128,7 +128,7 @@ def aya_vision(folder: Path) -> None:
 
 
 MODELS: Final = {
-    "aya_vision": VisionModel(aya_vision, "<image>"),
+    "aya_vision": VisionModel(aya_vision, "<image>", blocks=(20, 22, 24)),
     "internvl": VisionModel(internvl, "<IMG_CONTEXT>", two_ranks=True),
     "qianfan_ocr": VisionModel(qianfan_ocr, "<image>"),
 }

@@ -15,6 +15,7 @@ from tests.builtin_plugins.models.vision.checkpoints.common import (
     save_parts,
     tokenizer,
 )
+from tests.builtin_plugins.models.vision.checkpoints.qwen_vl import SMALL_STATES
 
 TOKENS: Final = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -55,4 +56,4 @@ def lfm2_vl(folder: Path) -> None:
     save_parts(folder, image_processor, own, "<image>")
 
 
-MODELS: Final = {"lfm2_vl": VisionModel(lfm2_vl, "<image>")}
+MODELS: Final = {"lfm2_vl": VisionModel(lfm2_vl, "<image>", settings=SMALL_STATES)}
