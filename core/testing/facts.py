@@ -37,8 +37,12 @@ OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
         "cross": "true if a layer has cross-attention",
     }
 )
+OF_CLIENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {"data_parallel_size": "number of engines (`--data-parallel-size`)"}
+)
 FACTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
+        "clients": OF_CLIENTS,
         "op_impls": {**OF_PLATFORMS, **OF_MODELS},
         "quant_methods": {**OF_PLATFORMS, **OF_MODELS},
         "attention_backends": {**OF_PLATFORMS, **OF_MODELS, **OF_ATTENTION},

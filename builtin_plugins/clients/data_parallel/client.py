@@ -37,13 +37,17 @@ class Engine:
     """One engine."""
 
     rank: int
-    is_dead: bool = False
     supervised: Supervised = field(init=False)
 
     @property
     def is_ready(self) -> bool:
         """Return whether it computes requests."""
         return self.supervised.status().state in ("ready", "stalled")
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether it has ended for good."""
+        return self.supervised.status().state == "dead"
 
 
 @dataclass(slots=True, eq=False)
@@ -238,7 +242,6 @@ class DataParallelClient:
 
     def _died(self, engine: Engine, error: BaseException) -> None:
         """Handle an engine that is not restarted any more."""
-        engine.is_dead = True
         if not self._living():
             self._listener.died(error)
             return
