@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from core.api import EngineConfig
 
 
+EXAMPLE_REQUESTS = [({"data_parallel_rank": 0}, "there", "there")]
+"""Example requests of the conformance suite."""
+
+
 @hookimpl
 def engine_clients() -> list[Entry]:
     """Return the client; it serves two engines or more."""

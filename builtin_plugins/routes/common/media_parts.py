@@ -33,6 +33,7 @@ class MediaMessages:
     """Messages with a part `{"type": "image"}` for each image, and where the images come from."""
 
     messages: Messages
+    """The messages, without the images themselves."""
     sources: Sequence[MediaSource]
     """Sources in the order of the parts."""
     ignored: tuple[str, ...] = ()

@@ -165,6 +165,7 @@ def body_schemas(names: KnownNames, vocab_size: int, *, strict: bool) -> dict[st
     """Return the schema of each path's body; `names` are the fields that features read."""
     others = _others(names)
     completions = body_schema(CompletionFields, others, strict=strict)
+    completions["anyOf"] = [{"required": ["prompt"]}, {"required": ["prompt_embeds"]}]
     completions["properties"]["prompt"] = _prompt(vocab_size)
     chat = body_schema(ChatFields, others, strict=strict)
     chat["properties"]["messages"] = _MESSAGES

@@ -244,10 +244,7 @@ def test_rejection_names_the_missing_feature() -> None:
 
 
 def test_planned_flags_accept_their_defaults() -> None:
-    assert (
-        parse("--no-enable-prompt-embeds", "--swap-space", "4", "--ec-transfer-config", "None")
-        == parse()
-    )
+    assert parse("--no-enable-dbo", "--swap-space", "4", "--ec-transfer-config", "None") == parse()
 
 
 class TestHelp:
@@ -262,10 +259,10 @@ class TestHelp:
         assert all(found.flag in text for found in table.by_name.values() if not found.refuse)
 
     def test_refused_options_are_hidden_except_in_planned_help(self) -> None:
-        assert "--enable-prompt-embeds" not in help_of("")
+        assert "--enable-dbo" not in help_of("")
         planned = help_of("planned")
-        assert "--enable-prompt-embeds" in planned
-        assert "Prompts given as embeddings: not part of this version" in planned
+        assert "--enable-dbo" in planned
+        assert "micro-batching: not part of this version" in " ".join(planned.split())
         assert "--max-model-len" not in planned
 
     @pytest.mark.parametrize("topic", ["cache", "CacheConfig", "Cache"])

@@ -116,7 +116,7 @@ def test_cancelled_and_aborted_requests_leave_no_state(engine: AsyncLLM) -> None
 def test_duplicate_request_id_is_refused(engine: AsyncLLM) -> None:
     async def main() -> None:
         runs = [
-            last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=3) for _ in range(3)
+            last(engine, LONG, "same", truncate_prompt_tokens=20, max_tokens=30) for _ in range(3)
         ]
         results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), TIMEOUT_S)
         assert [isinstance(result, RequestOutput) for result in results].count(True) == 1

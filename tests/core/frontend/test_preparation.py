@@ -403,7 +403,7 @@ def test_slow_extension_delays_only_its_request(plugin: str) -> None:
             await one("s", lora_reqest="x")
         assert (await one("t", lora_request=None)).lora_request is None
         assert await engine.reset_prefix_cache(reset_running_requests=False)
-        assert engine.fields.read == {"kv_retention", "kv_transfer_params"}
+        assert engine.fields.read == {"data_parallel_rank", "kv_retention", "kv_transfer_params"}
         assert (await one("u", kv_transfer_params={"a": 1})).kv_transfer_params == {"a": 1}
 
     try:

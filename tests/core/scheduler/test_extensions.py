@@ -318,6 +318,7 @@ def test_skipped_rows_get_draft_tokens_again():
 def test_methods_are_called_only_while_their_own_extension_is_active():
     """Another extension's activity is no reason to call an idle one."""
     idle = Limits({0: 0})
+    idle.name = "idle"
     idle.is_active = lambda: False
     idle.num_draft_tokens = lambda rows: pytest.fail("an idle extension was called")
     engine = Engine(extensions=[idle, Limits({1: 1}), Drafts()])
