@@ -99,6 +99,7 @@ class DataParallelClient:
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> Future[Any]:
         """Queue the sequences of one request at the engine of least cost."""
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # a client that leaves aborts its request
         self._add(requests, future, resumed=resumed)
         return future
 

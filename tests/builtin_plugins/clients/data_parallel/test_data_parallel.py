@@ -210,6 +210,28 @@ def test_requests_may_name_their_engine(llama: str) -> None:
         asyncio.run(main(engine))
 
 
+def test_clients_that_leave_at_once_leave_nothing(
+    llama: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        for rank in range(2):
+            os.kill(child(engine, rank).pid, signal.SIGSTOP)
+        task = asyncio.ensure_future(collect(engine, 1))
+        await until(lambda: bool(engine._client._routed))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for rank in range(2):
+            os.kill(child(engine, rank).pid, signal.SIGCONT)
+        await engine.call("reset_prefix_cache")  # answered after the request
+        await until(lambda: not engine._client._routed)
+        await until(lambda: engine.health()["running"] == 0)
+        assert [each.num_open for each in engine._client._balancer.loads] == [0, 0]
+        assert "exception calling callback" not in caplog.text
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+
+
 def test_an_engine_that_is_given_up_leaves_its_requests_to_the_others(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         expected = await streams(engine, 1, 6)
