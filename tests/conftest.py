@@ -47,6 +47,7 @@ LONGEST = (
     "core/plugin/test_scaffold.py",
     "system/proofs/test_microkernel.py",
     "builtin_plugins/servers/test_http_limits.py",
+    "builtin_plugins/clients/data_parallel/test_data_parallel.py",
     "builtin_plugins/commands/test_bench.py",
     "builtin_plugins/output_parsers/tools/test_calls_over_http.py",
     "builtin_plugins/features/structured_outputs/test_mask_budgets.py",

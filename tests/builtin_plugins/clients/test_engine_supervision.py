@@ -167,6 +167,7 @@ def test_deaths_by_suspects_do_not_exhaust_the_restart_budget(llama: str, tmp_pa
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_frozen_engine_is_killed_and_restarted(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         expected = await collect(engine, 3)
@@ -268,6 +269,7 @@ def test_crash_loop_ends_with_engine_dead(llama: str, tmp_path: Path) -> None:
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_stable_uptime_resets_the_crash_counter(
     llama: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

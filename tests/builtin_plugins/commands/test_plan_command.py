@@ -188,7 +188,9 @@ def test_plan_reports_memory_per_rank(
     compare(config, registry, allocated)
 
 
-@pytest.mark.parametrize(("dtype", "layers"), [("auto", 28), ("float32", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "layers"), [pytest.param("auto", 28, marks=pytest.mark.slow), ("float32", 2)]
+)
 def test_plan_of_a_real_model_size(
     dtype: str, layers: int, registry: Registry, allocated: list[int], tmp_path: Path
 ) -> None:

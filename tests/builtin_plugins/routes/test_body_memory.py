@@ -58,6 +58,7 @@ def large_garbage() -> list[Any]:
         gc.garbage.clear()
 
 
+@pytest.mark.slow
 def test_no_body_waits_for_the_garbage_collector(served: Served) -> None:
     """A refused body once stayed in a cycle of its exception and its frames: hundreds at a time."""
 

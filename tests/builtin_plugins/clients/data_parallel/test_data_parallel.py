@@ -114,6 +114,7 @@ def test_requests_go_on_in_another_engine_before_theirs_is_back(llama: str) -> N
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_request_that_kills_its_engine_fails_and_takes_no_other_engine_with_it(
     llama: str, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_calls_answer_by_engine_also_when_one_dies_meanwhile(llama: str) -> None
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_reset_is_false_while_one_engine_uses_blocks(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         task = asyncio.ensure_future(collect(engine, 1, max_tokens=400))
@@ -172,6 +174,7 @@ def test_reset_is_false_while_one_engine_uses_blocks(llama: str) -> None:
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_turns_of_a_conversation_find_their_cache(llama: str) -> None:
     async def turn(engine: AsyncLLM, tokens: list[int]) -> Any:
         sampling = params(1, max_tokens=1)
@@ -210,6 +213,7 @@ def test_requests_may_name_their_engine(llama: str) -> None:
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_clients_that_leave_at_once_leave_nothing(
     llama: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +236,7 @@ def test_clients_that_leave_at_once_leave_nothing(
         asyncio.run(main(engine))
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_given_up_leaves_its_requests_to_the_others(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
         expected = await streams(engine, 1, 6)
