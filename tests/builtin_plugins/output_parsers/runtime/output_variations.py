@@ -70,7 +70,10 @@ def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set
     between = text
     for marker in markers:
         between = between.replace(marker, " ")
-    seen = found.content + found.reasoning + json.dumps([*found.calls], ensure_ascii=False)
+    calls = [*found.calls]
+    # Python's form, too: calls in its syntax have True, False and None.
+    shown = json.dumps(calls, ensure_ascii=False) + repr(calls)
+    seen = found.content + found.reasoning + shown
     known = {*_WORDS.findall(original), *PUT_IN}
     return {word for word in _WORDS.findall(between) if word in known and word not in seen}
 
