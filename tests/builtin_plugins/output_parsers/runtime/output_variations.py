@@ -72,8 +72,8 @@ def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set
         between = between.replace(marker, " ")
     calls = [*found.calls]
     # Python's form, too: calls in its syntax have True, False and None.
-    shown = json.dumps(calls, ensure_ascii=False) + repr(calls)
-    seen = found.content + found.reasoning + shown
+    written = json.dumps(calls, ensure_ascii=False) + repr(calls)
+    seen = found.content + found.reasoning + written
     known = {*_WORDS.findall(original), *PUT_IN}
     return {word for word in _WORDS.findall(between) if word in known and word not in seen}
 
