@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.clients.api import CachedPrefixes
 from builtin_plugins.commands.route.proxy import Address, Lost, call_engine
 
 log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256
 MAX_PIECES: Final = 4096
 """Maximum pieces of a prompt that are considered."""
-MAX_KEYS: Final = 1 << 17
-"""Maximum keys per engine; fewest recently used keys are dropped."""
 
 
 def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
@@ -39,29 +37,6 @@ def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
     return keys
 
 
-class SeenPrefixes:
-    """The prefix keys that one engine has been sent."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def match(self, keys: Sequence[bytes]) -> int:
-        """Return the number of leading keys that it has been sent."""
-        return next((index for index, key in enumerate(keys) if key not in self._keys), len(keys))
-
-    def add(self, keys: Sequence[bytes]) -> None:
-        """Record sent keys; the first ones stay longest."""
-        for key in reversed(keys):
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > MAX_KEYS:
-            self._keys.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget all keys, after a restart of the engine."""
-        self._keys.clear()
-
-
 SLACK: Final = 2
 """Extra requests that an engine with a cached prefix may have over the fewest busy one."""
 FIRST_BACKOFF_S = 0.5
@@ -74,7 +49,8 @@ class Engine:
     """The known state of one engine."""
 
     address: Address
-    seen: SeenPrefixes = field(default_factory=SeenPrefixes)
+    seen: CachedPrefixes = field(default_factory=CachedPrefixes)
+    """The prefix keys that it has been sent."""
     num_open: int = 0
     num_requests: int = 0
     num_lost: int = 0

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.clients.api import CachedPrefixes
 from builtin_plugins.commands.route.app import Router, Rules
 from builtin_plugins.commands.route.command import Route, listen, server_of
-from builtin_plugins.commands.route.engines import PIECE_BYTES, Engines, SeenPrefixes, prefix_keys
+from builtin_plugins.commands.route.engines import PIECE_BYTES, Engines, prefix_keys
 from builtin_plugins.commands.route.proxy import Address, Lost, call_engine
 from core.api import ConfigError
 from tests.timeouts import TIMEOUT_S
@@ -315,7 +316,7 @@ def test_prefix_affinity_yields_to_a_busy_engine() -> None:
 def test_prefix_keys_cover_all_prompt_inputs() -> None:
     body = {"messages": [{"role": "user", "content": LONG}], "model": "m"}
     keys = prefix_keys(body)
-    seen = SeenPrefixes()
+    seen = CachedPrefixes()
     seen.add(keys)
     longer = {**body, "messages": [*body["messages"], {"role": "assistant", "content": LONG}]}
     assert seen.match(prefix_keys(longer)) == len(keys)
