@@ -73,15 +73,16 @@ def read_channels(
         end = None
         bare = False
         with reader.attempt():
+            name = ""
             if first:
-                start = yield from _continuation(channels, reader)
+                name, start = yield from _continuation(channels, reader)
                 bare = start is None
             header = yield from _header(channels, reader, start, bare_starts)
             kind = channels.classify(header)
             if kind == "call":
                 if call is None:
                     raise Broken
-                end = yield from call(reader, header)
+                end = yield from call(reader, name + header)
             else:
                 reader.drop()
         if kind == "content" and answered:
@@ -118,12 +119,16 @@ def _next_start(
 
 
 def _continuation(channels: Channels, reader: OutputReader) -> Reading:
-    """Read the rest of a header that the prompt has started; return its marker, or None."""
+    """Read the rest of a header that the prompt has started; return its name and its marker.
+
+    The name may be empty, the marker None.
+    """
+    name = ""
     start = yield from reader.skip_optional(*channels.continuations)
     if start is None and channels.named_ends:
-        yield from reader.read_name()
+        name = yield from reader.read_name()
         start = yield from reader.skip_optional(*channels.named_ends)
-    return start
+    return name, start
 
 
 def _header(

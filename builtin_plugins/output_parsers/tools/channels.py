@@ -73,8 +73,11 @@ def harmony_call(request: ParseRequest, reader: OutputReader, header: str) -> Re
 
 
 def inkling_call(request: ParseRequest, reader: OutputReader, header: str) -> Reading:
-    """Read `{"name": ..., "args": {...}}`."""
+    """Read `{"name": ..., "args": {...}}`. Raises `Broken` if the header has another name."""
+    written = header.partition("<|")[0]
     call = yield from reader.read_object(keys=CallKeys(arguments=("args",)))
+    if written and written != call.get("name"):
+        raise Broken
     yield from close_message(INKLING, reader)
     reader.add_call(call.get("name"), call.get("args") or {})
 

@@ -127,7 +127,9 @@ def read_name(tags: TagSyntax, reader: OutputReader) -> Reading:
         yield from reader.skip_optional('"', "'")
     name = yield from reader.read_name()
     if tags.quoted:
-        yield from read_text_until(reader, ">")
+        rest, _ = yield from read_text_until(reader, ">")
+        if rest.strip() and rest[0] not in "\"'":  # more than one word without quotes
+            raise Broken
     yield from skip_all(reader, tags.named, tags.optional)
     return name
 
@@ -154,8 +156,7 @@ def read_arguments(tags: TagSyntax, reader: OutputReader, call: StreamedCall) ->
             reader.unread(key_end)
         key = key.strip().strip("\"'") if tags.quoted else key.strip()
         if tags.type[0] and (yield from reader.skip_optional(tags.type[0])):
-            stated, _ = yield from reader.read_until(tags.type[1])
-            key_end = f'="{str(stated == "string").lower()}">'
+            key_end = yield from read_type(tags, reader, key_end)
         yield from skip_all(reader, tags.value)
         value = yield from read_value(tags, reader, key, key_end, call)
         call.add_argument(key, value)
@@ -167,6 +168,16 @@ def read_arguments(tags: TagSyntax, reader: OutputReader, call: StreamedCall) ->
     if not (arguments or found or ended):  # at the end of the output arguments may be missing
         raise Broken
     return arguments
+
+
+def read_type(tags: TagSyntax, reader: OutputReader, key_end: str) -> Reading:
+    """Return an argument's stated type as a key's end; without an end of its own, the given one."""
+    stated, end = yield from reader.read_until(tags.type[1], *tags.value)
+    if end in tags.value:
+        reader.note_recovery(f"the end of a type is missing before {end}")
+        reader.unread(end)
+        return key_end
+    return f'="{str(stated == "string").lower()}">'
 
 
 def read_value(

@@ -78,17 +78,24 @@ def lost(original: str, text: str, found: Parsed, markers: Sequence[str]) -> set
     return {word for word in _WORDS.findall(between) if word in known and word not in seen}
 
 
-def invented(text: str, found: Parsed) -> list[str]:
-    """Return parsed strings that the text does not contain."""
+def invented(text: str, found: Parsed, layout: Sequence[str] = ()) -> list[str]:
+    """Return parsed strings that the text does not contain; `layout` is what a parser may add."""
     calls = [leaf for name, arguments in found.calls for leaf in (name, *leaves(arguments))]
     return [
-        *(leaf for leaf in calls if leaf not in text),
+        *(leaf for leaf in calls if leaf not in text and leaf not in layout),
         *(
             visible
             for visible in (found.content, found.reasoning)
-            if not is_subsequence(visible, text)
+            if not is_subsequence(without(visible, layout), text)
         ),
     ]
+
+
+def without(text: str, layout: Sequence[str]) -> str:
+    """Return a text without the pieces that a parser may add."""
+    for piece in layout:
+        text = text.replace(piece, "")
+    return text
 
 
 def is_subsequence(visible: str, text: str) -> bool:
