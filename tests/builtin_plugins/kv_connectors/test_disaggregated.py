@@ -154,7 +154,7 @@ async def complete(router: Server, index: int) -> tuple[list[int], bool]:
         "return_token_ids": True,
         "stream": index % 3 == 0,
     }
-    address = Address.of(router.url, "--decode")
+    address = Address.parse(router.url, "--decode")
     data = json.dumps(body).encode()
     tokens: list[int] = []
     try:
