@@ -4,7 +4,7 @@ A cache is [num_blocks, vectors, block_size, kv_heads, head_size]: a token's key
 value if it is a prefix of the key). The query heads of a KV head are rows of one product, so its
 keys are read once.
 
-Decode splits the visible keys of each sequence into pieces of `TILE` keys and numbers them across
+Decode splits the visible keys of each sequence into pieces of `PIECE` keys and numbers them across
 sequences. Each program processes a contiguous range of pieces. Its partial sums for a sequence are
 stored at index program + sequence; no two pairs collide, because both only increase. So the grid is
 the same in every step, whatever the lengths.
@@ -31,11 +31,17 @@ from core_kernels.triton.launching import (
 
 Tensor = torch.Tensor
 
-TILE: Final = 64
-"""Keys per tile and per piece."""
+PIECE: Final = 64
+"""Keys per piece, and per tile unless heads are long."""
 MAX_ROWS: Final = 64
-"""Maximum query rows (queries times heads) of a program; a quarter of it for latent heads."""
-LONG_HEAD: Final = 256
+"""Maximum query rows (queries times heads) of a program."""
+LONG_HEAD: Final = 128
+"""Longer heads have half as many keys per tile, to fit the shared memory of every device, and
+twice as many warps, to fit their registers.
+"""
+MAX_WIDE_ROWS: Final = 16
+"""Maximum query rows of a program for heads of more than `WIDE_HEAD` elements: latent ones."""
+WIDE_HEAD: Final = 256
 LENGTHS: Final = (
     "num_seqs",
     "programs",
@@ -99,11 +105,16 @@ class _Shape:
     rest: int
     """Remaining elements of the keys, padded to a power of two; 0: none."""
 
+    @property
+    def is_long(self) -> bool:
+        """Return whether heads are longer than `LONG_HEAD`."""
+        return self.main > LONG_HEAD
+
     @classmethod
     def of(cls, layer: Layer, queries: int) -> _Shape:
         group = layer.heads // layer.kv_heads
         main = next_power_of_2(layer.value_size, MIN_DOT_SIZE)
-        row_limit = MAX_ROWS if main <= LONG_HEAD else MAX_ROWS // 4
+        row_limit = MAX_WIDE_ROWS if main > WIDE_HEAD else MAX_ROWS
         heads = min(next_power_of_2(group), row_limit)
         rows = max(MIN_DOT_SIZE, heads, min(row_limit, next_power_of_2(queries * heads)))
         rest = layer.head_size - layer.value_size
@@ -140,7 +151,8 @@ def decode(
     scales = torch.empty((num_partials, layer.heads, 2), dtype=torch.float32, device=query.device)
     _decode[programs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), sums, scales, pieces, num_seqs,
-        **_common(layer, shape, cache, step), WIDE=uses_float32(query), num_warps=4, num_stages=2,
+        **_common(layer, shape, cache, step), WIDE=uses_float32(query), PIECE=PIECE,
+        num_warps=8 if shape.is_long else 4, num_stages=2,
     )  # fmt: skip
     _merge[num_seqs, layer.heads](
         sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts,
@@ -168,7 +180,7 @@ def attend(
         num_seqs,
         **_common(layer, shape, cache, step), LEAST=2 if skip_single else 1, QUERIES=queries,
         WIDE=uses_float32(query),
-        num_warps=4 if shape.rows < MAX_ROWS else 8, num_stages=2,
+        num_warps=8 if shape.is_long or shape.rows == MAX_ROWS else 4, num_stages=2,
     )  # fmt: skip
 
 
@@ -187,7 +199,7 @@ def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Ten
         window,
         chunk,
         BLOCK=next_power_of_2(num_seqs),
-        TILE=TILE,
+        PIECE=PIECE,
         num_warps=4,
     )
     return pieces
@@ -226,7 +238,7 @@ def _common(layer: Layer, shape: _Shape, cache: Tensor, step: Step) -> dict[str,
         "CAUSAL": layer.causal,
         "REACHES": bool(layer.window or layer.chunk),
         "CAPPED": bool(layer.softcap),
-        "TILE": TILE,
+        "TILE": PIECE // 2 if shape.is_long else PIECE,
     }
 
 
@@ -243,14 +255,14 @@ def _first_visible(position, window, chunk):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _plan(
-    starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, TILE: tl.constexpr
+    starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, PIECE: tl.constexpr
 ):
     i = tl.arange(0, BLOCK)
     mine = i < num_seqs
     length = tl.load(lengths + i, mask=mine, other=0).to(tl.int32)
     count = tl.load(starts + i + 1, mask=mine, other=0) - tl.load(starts + i, mask=mine, other=0)
     seen = length - _first_visible(length - 1, window, chunk)
-    number = tl.where(count == 1, (seen + TILE - 1) // TILE, 0)
+    number = tl.where(count == 1, (seen + PIECE - 1) // PIECE, 0)
     ends = tl.cumsum(number, 0)
     tl.store(pieces + i, ends - number, mask=mine)
     tl.store(pieces + num_seqs, tl.sum(number))
@@ -331,7 +343,7 @@ def _decode(
     MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
     LATENT: tl.constexpr,
     CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """One program: some pieces, for the query heads of one KV head or a part of them."""
     program = tl.program_id(0)
@@ -370,7 +382,7 @@ def _decode(
             )
         best, total, sums = _walk(
             main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
-            origin + (piece - before) * TILE, tl.minimum(origin + (stop - before) * TILE, length),
+            origin + (piece - before) * PIECE, tl.minimum(origin + (stop - before) * PIECE, length),
             tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
             tl.zeros((ROWS, MAIN), tl.float32),
             cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,

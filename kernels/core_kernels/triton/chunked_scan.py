@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.launching import MIN_DOT_SIZE, next_power_of_2, product
+from core_kernels.triton.launching import MIN_DOT_SIZE, next_power_of_2, wide_precision
 
 Tensor = torch.Tensor
 
-CHUNK: Final = 32
+CHUNK: Final = 16
 """Tokens per chunk of a state-space layer."""
 CORRECTED: Final = 16
 """Tokens per chunk of the delta rule, which are corrected one after the other."""
@@ -41,7 +41,7 @@ def ssd_scan(
             *read.stride()[:3],
             state.contiguous(), left, out, length, heads // groups,
             HEAD=head_size, SIZE=size, BLOCK=next_power_of_2(size, MIN_DOT_SIZE), VALUES=VALUES,
-            CHUNK=CHUNK, num_warps=4,
+            CHUNK=CHUNK, PRECISION=wide_precision(), num_warps=4,
         )  # fmt: skip
     return out, left
 
@@ -62,10 +62,20 @@ def delta_scan(
             decay, *decay.stride(), write, *write.stride(), state.contiguous(), left, out, length,
             heads // key_heads,
             KEY=key_size, VALUE=value_size, BLOCK=next_power_of_2(key_size, MIN_DOT_SIZE),
-            VALUES=VALUES, CHUNK=CORRECTED,
-            num_warps=4,
+            VALUES=VALUES, CHUNK=CORRECTED, PRECISION=wide_precision(), num_warps=4,
         )  # fmt: skip
     return out, left
+
+
+@triton.jit
+def between_stored(left, right, PRECISION: tl.constexpr):
+    """Return left @ right.T of stored numbers in float32: of 16 bits their products are exact."""
+    if PRECISION == "ieee" or left.dtype == tl.float32:
+        return tl.dot(
+            left.to(tl.float32), tl.trans(right.to(tl.float32)), input_precision=PRECISION
+        )
+    else:
+        return tl.dot(left, tl.trans(right))
 
 
 @triton.jit
@@ -83,7 +93,7 @@ def _ssd_chunks(
     write, write_row, write_token, write_group, read, read_row, read_token, read_group,
     state, left, out, length, each,
     HEAD: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: some elements of a head of one sequence."""
     row = tl.program_id(0).to(tl.int64)
@@ -110,18 +120,17 @@ def _ssd_chunks(
             tl.load(x + token[:, None] * x_token, mask=mine, other=0.0).to(tl.float32)
             * move[:, None]
         )
-        written = tl.load(write + token[:, None] * write_token, mask=own, other=0.0).to(tl.float32)
-        read_tokens = tl.load(read + token[:, None] * read_token, mask=own, other=0.0).to(
-            tl.float32
-        )
+        written = tl.load(write + token[:, None] * write_token, mask=own, other=0.0)
+        reads = tl.load(read + token[:, None] * read_token, mask=own, other=0.0)
         fallen = tl.cumsum(move * falls, 0)
         last = tl.sum(move * falls)
-        weights = product(
-            read_tokens, tl.trans(written), tl.zeros((CHUNK, CHUNK), tl.float32), True
-        )
-        before = product(read_tokens, tl.trans(held), tl.zeros((CHUNK, VALUES), tl.float32), True)
-        found = product(
-            weights * _between(fallen, CHUNK), moved, before * tl.exp(fallen)[:, None], True
+        weights = between_stored(reads, written, PRECISION)
+        before = tl.dot(reads.to(tl.float32), tl.trans(held), input_precision=PRECISION)
+        found = tl.dot(
+            weights * _between(fallen, CHUNK),
+            moved,
+            before * tl.exp(fallen)[:, None],
+            input_precision=PRECISION,
         )
         to = (
             out
@@ -130,7 +139,12 @@ def _ssd_chunks(
         )
         tl.store(to, found, mask=mine)
         remaining = moved * tl.exp(last - fallen)[:, None]
-        held = product(tl.trans(remaining), written, held * tl.exp(last), True)
+        held = tl.dot(
+            tl.trans(remaining),
+            written.to(tl.float32),
+            held * tl.exp(last),
+            input_precision=PRECISION,
+        )
     tl.store(left + state_index, held, mask=known)
 
 
@@ -140,7 +154,7 @@ def _delta_chunks(
     value, value_row, value_token, value_head, decay, decay_row, decay_token, decay_head,
     write, write_row, write_token, write_head, state, left, out, length, each,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: some value elements of a head of one sequence."""
     row = tl.program_id(0).to(tl.int64)
@@ -163,8 +177,8 @@ def _delta_chunks(
         there = token < length
         own = there[:, None] & (element < KEY)[None, :]
         mine = there[:, None] & (column < VALUE)[None, :]
-        k = tl.load(key + token[:, None] * key_token, mask=own, other=0.0).to(tl.float32)
-        q = tl.load(query + token[:, None] * query_token, mask=own, other=0.0).to(tl.float32)
+        keys = tl.load(key + token[:, None] * key_token, mask=own, other=0.0)
+        queries = tl.load(query + token[:, None] * query_token, mask=own, other=0.0)
         v = tl.load(value + token[:, None] * value_token, mask=mine, other=0.0).to(tl.float32)
         falls = tl.load(decay + token * decay_token, mask=there, other=0.0).to(tl.float32)
         share = tl.load(write + token * write_token, mask=there, other=0.0).to(tl.float32)[:, None]
@@ -172,25 +186,27 @@ def _delta_chunks(
         last = tl.sum(falls)
         between = _between(fallen, CHUNK)
         grown = tl.exp(fallen)[:, None]
-        wrong = (v - product(k * grown, held, tl.zeros((CHUNK, VALUES), tl.float32), True)) * share
+        wide_keys = keys.to(tl.float32)
+        wrong = (v - grown * tl.dot(wide_keys, held, input_precision=PRECISION)) * share
         # A token corrects what those before it have written; itself it has corrected once they
         # have.
-        overlaps = (
-            product(k, tl.trans(k), tl.zeros((CHUNK, CHUNK), tl.float32), True) * between * share
-        )
+        overlaps = between_stored(keys, keys, PRECISION) * between * share
         for corrected in range(1, CHUNK):
             here = (number == corrected)[:, None]
             of_earlier = tl.sum(tl.where(here & (number < corrected)[None, :], overlaps, 0.0), 0)
             wrong -= tl.where(here, tl.sum(of_earlier[:, None] * wrong, 0)[None, :], 0.0)
-        reads = product(q, tl.trans(k), tl.zeros((CHUNK, CHUNK), tl.float32), True) * between
-        before = product(q * grown, held, tl.zeros((CHUNK, VALUES), tl.float32), True)
+        reads = between_stored(queries, keys, PRECISION) * between
+        before = grown * tl.dot(queries.to(tl.float32), held, input_precision=PRECISION)
         to = (
             out
             + ((row * length + token[:, None]) * tl.num_programs(1) + head) * VALUE
             + column[None, :]
         )
-        tl.store(to, product(reads, wrong, before, True), mask=mine)
-        held = product(
-            tl.trans(k * tl.exp(last - fallen)[:, None]), wrong, held * tl.exp(last), True
+        tl.store(to, tl.dot(reads, wrong, before, input_precision=PRECISION), mask=mine)
+        held = tl.dot(
+            tl.trans(wide_keys * tl.exp(last - fallen)[:, None]),
+            wrong,
+            held * tl.exp(last),
+            input_precision=PRECISION,
         )
     tl.store(left + state_index, held, mask=known)

@@ -58,6 +58,18 @@ def uses_float32(*tensors: Tensor) -> bool:
     return INTERPRETED or any(tensor.dtype == torch.float32 for tensor in tensors)
 
 
+def wide_precision() -> str:
+    """Return how `tl.dot` multiplies float32 to nearly its precision.
+
+    CUDA's matrix units multiply three pairs of shorter numbers; without them a product of chunks
+    would spill the registers of its threads.
+    """
+    if INTERPRETED:
+        return "ieee"
+    target = triton.runtime.driver.active.get_current_target()
+    return "tf32x3" if target.backend == "cuda" else "ieee"
+
+
 def warps(elements: int) -> int:
     """Return the number of warps for a block of `elements`."""
     return max(1, min(16, elements // 512))

@@ -20,9 +20,9 @@ from core_kernels.triton.block_copy import BlockCopier, copy_blocks
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled_mm import round_rows
-from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks.gpu.compiled import TARGETS, NoDevice
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.model_spec.attention_params import AttentionParams, QkNormRope
@@ -49,21 +49,8 @@ NUMBERS: tuple[GroupedOps, ...] = (
 )
 
 
-class NoDevice:
-    """The driver interface that Triton uses."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-
 def main() -> None:
-    triton.runtime.driver.set_active(NoDevice())
+    triton.runtime.driver.set_active(NoDevice(TARGETS["sm_90"]))
     run = JITFunction.run
     compiled = {}
 

@@ -14,17 +14,18 @@ import triton
 from core_kernels.triton import chunked_scan, sequential_scan
 from triton.runtime.jit import JITFunction
 
+from benchmarks.gpu.compiled import TARGETS, NoDevice
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops
 from core.model_spec.attention_params import QkNormRope
 from core.testing.attention_oracle import PagedSequences
-from tests.kernels.triton.gpu_compilation import LAYERS, NoDevice
+from tests.kernels.triton.gpu_compilation import LAYERS
 
 LENGTHS = (1, 2, 16, 17, 32, 40)
 
 
 def main() -> None:
-    triton.runtime.driver.set_active(NoDevice())
+    triton.runtime.driver.set_active(NoDevice(TARGETS["sm_90"]))
     run = JITFunction.run
     found = {}
 
