@@ -9,11 +9,4 @@ from core.contracts.telemetry import (
     TokenStats,
 )
 
-__all__ = [
-    "CallStats",
-    "HttpStats",
-    "MetricSink",
-    "RequestStats",
-    "StepStats",
-    "TokenStats",
-]
+__all__ = ["CallStats", "HttpStats", "MetricSink", "RequestStats", "StepStats", "TokenStats"]

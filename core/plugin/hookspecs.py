@@ -41,6 +41,11 @@ def engine_executors() -> Sequence[Entry]:
 
 
 @hookspec
+def engine_launchers() -> Sequence[Entry]:
+    """Launchers, which start the engine's processes (`--launcher`)."""
+
+
+@hookspec
 def engine_workers() -> Sequence[Entry]:
     """Workers, which compute on one device."""
 

@@ -40,6 +40,7 @@ _KINDS: Final = (
     Kind("clients", "client", "clients.Client", "best"),
     Kind("platforms", "platform", "platforms.Platform", "best"),
     Kind("executors", "executor", "workers.Executor", "named"),
+    Kind("launchers", "launcher", "Launcher", "named"),
     Kind("workers", "worker", "workers.Worker", "best"),
     Kind("models", "model architecture", "models.Architecture", "named"),
     Kind("weight_loaders", "weight loader", "models.WeightLoader", "named"),

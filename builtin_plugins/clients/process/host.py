@@ -1,7 +1,4 @@
-"""Starts engine processes, directly or through the parent, and removes what dead ones left.
-
-A process that the parent starts outlives the API process.
-"""
+"""Starts engine processes with the launcher, and removes what dead ones left."""
 
 from __future__ import annotations
 
@@ -23,8 +20,9 @@ import msgspec
 
 from builtin_plugins.clients.process.messages import FromEngine
 from builtin_plugins.executors.api import Child, Start
+from builtin_plugins.launchers.api import ChildProcess, Group, make_launcher
 from builtin_plugins.servers.api import Parent
-from core.api import Registry
+from core.api import EngineConfig, Registry
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +30,10 @@ log = logging.getLogger(__name__)
 class EngineHost:
     """Starts engine processes and finds the engine of the previous API process."""
 
-    def __init__(self, registry: Registry, name: str) -> None:
+    def __init__(self, config: EngineConfig, registry: Registry, name: str) -> None:
         """`name`: key of the engine in the parent; the stored note is the restart count."""
         self._name = name
+        self._launcher = make_launcher(config, registry)
         self._parent: Parent | None = registry.shared("parent", lambda: None)
         self._preserved = None if self._parent is None else self._parent.preserved(name)
 
@@ -54,11 +53,14 @@ class EngineHost:
             self._preserved.process is None or self._preserved.process.poll() is not None
         )
 
-    def start(self, start: Start) -> Child:
+    def start(self, start: Start) -> ChildProcess:
         """Start an engine."""
-        if self._parent is None:
-            return Child(start, FromEngine)
-        return Child(start, FromEngine, launch=self._parent.launch)
+        group = Group(self._name, leads=True, outlives_parent=True)
+        return self._launcher.start(start, FromEngine, {}, group)
+
+    def close(self) -> None:
+        """Release what the launcher holds, after the engine's end."""
+        self._launcher.close()
 
     def take_over(self, start: Start) -> Child | None:
         """Return the engine of the previous API process after a request to reconnect; None: none is
@@ -81,12 +83,14 @@ class EngineHost:
         self._parent.send_line(process, child.channel.folder)
         return child
 
-    def keep(self, child: Child | None, restarts: int) -> None:
-        """Preserve this engine, or none, for the next API process."""
+    def keep(self, child: ChildProcess | None, restarts: int) -> None:
+        """Preserve this engine, or none, for the next API process.
+
+        An engine on another host ends with the API process.
+        """
         if self._parent is not None:
-            self._parent.preserve(
-                self._name, str(restarts).encode(), process=None if child is None else child.process
-            )
+            process = child.process if isinstance(child, Child) else None
+            self._parent.preserve(self._name, str(restarts).encode(), process=process)
 
 
 def next_start(start: Start, restarts: int) -> Start:

@@ -27,7 +27,8 @@ from builtin_plugins.clients.process.messages import (
 )
 from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest
 from builtin_plugins.clients.process.watchdog import Watchdog
-from builtin_plugins.executors.api import TICK_S, Child, RemoteError, Start
+from builtin_plugins.executors.api import TICK_S, RemoteError, Start
+from builtin_plugins.launchers.api import ChildProcess
 from core.api import EngineConfig, EngineDead, EngineError, Registry
 from core.api.execution import (
     CallAnswer,
@@ -82,7 +83,7 @@ class Supervised:
         self._condition = EngineCondition()
         self._calls = EngineCalls(
             self._condition,
-            send=lambda message: self._child.channel.send(message),
+            send=lambda message: self._child.send(message),
             deliver=listener.deliver,
         )
         self._lock = self._calls.lock
@@ -91,7 +92,7 @@ class Supervised:
         self._on_loss = on_loss
         self.unclaimed: list[str] = []
         """Resumable requests of the previous API process, if the engine was taken over."""
-        self._host = EngineHost(registry, name)
+        self._host = EngineHost(config, registry, name)
         self._restarts = self._host.engine_restarts
         self._crash_count = 0
         self._ready_since_s = inf
@@ -99,7 +100,9 @@ class Supervised:
         taken_over = self._host.take_over(self._start)
         self._is_taken_over = taken_over is not None
         """Whether the engine was taken over and has not connected yet."""
-        self._child: Child = taken_over or self._host.start(next_start(self._start, self._restarts))
+        self._child: ChildProcess = taken_over or self._host.start(
+            next_start(self._start, self._restarts)
+        )
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def wait(self) -> Running:
@@ -167,10 +170,11 @@ class Supervised:
             self._condition.state = "dead"
             self._condition.reason = self._condition.reason or "shut down"
         if previous_state == "ready":
-            self._child.channel.send(Stop())
+            self._child.send(Stop())
         if self._thread.is_alive():
             self._thread.join()
         self._child.close(GRACE_S if previous_state == "ready" else 0.0)
+        self._host.close()
         text = f"the engine has stopped: {self._condition.reason}"
         self._calls.close(Answer(0, RemoteError("EngineDead", text)))
 

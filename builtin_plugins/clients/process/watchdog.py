@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from builtin_plugins.executors.api import TICK_S, Child, Heartbeat
+from builtin_plugins.executors.api import TICK_S, Heartbeat
+from builtin_plugins.launchers.api import ChildProcess
 from core.api import EngineConfig, EngineDead
 from core.api.execution import ProcessFrozen
 
@@ -35,7 +36,7 @@ class Watchdog:
         """Duration of the running step in seconds."""
         return self._beat.busy_s
 
-    def note(self, message: Any, child: Child) -> None:
+    def note(self, message: Any, child: ChildProcess) -> None:
         """Record a message of the engine, or None after a tick without one.
 
         Kills a frozen engine and raises its error.
@@ -46,7 +47,7 @@ class Watchdog:
         if message is None or isinstance(message, Heartbeat):
             self._check(child)
 
-    def _check(self, child: Child) -> None:
+    def _check(self, child: ChildProcess) -> None:
         limit_s = self._limits.heartbeat_timeout
         if self.silence_s > limit_s:
             child.kill()

@@ -1,4 +1,4 @@
-"""The `mp` executor: one process per rank on this machine; all ranks run the same plans.
+"""The `mp` executor: one process per rank, started by a launcher; all ranks run the same plans.
 
 The first tensor-parallel rank of the last stage returns the results; the others add payloads of
 features. A rank that dies, freezes, or fails a step that others complete ends the executor, since
@@ -35,6 +35,7 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
 )
 from builtin_plugins.executors.mp.rank import RankProcess
+from builtin_plugins.launchers.api import Group, make_launcher
 from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineDead, EngineError
 from core.api.execution import ProcessFrozen, ProcessKilled, WorkerInfo
@@ -103,6 +104,9 @@ class ProcessExecutor:
     With depth 2, ranks run the next plan while the last result is read.
     """
 
+    launcher = ""
+    """Name of the launcher; empty: that of `--launcher`."""
+
     def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
         del source  # each rank finds the model itself
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
@@ -111,6 +115,7 @@ class ProcessExecutor:
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self._config = config
         self._plugins = registry.plan
+        self._launcher = make_launcher(config, registry, self.launcher)
         self._tensor = parallel.tensor_parallel_size
         self._size = self._tensor * parallel.pipeline_parallel_size
         self._ranks: list[RankProcess] = []
@@ -131,9 +136,14 @@ class ProcessExecutor:
         folder = tempfile.mkdtemp(prefix=f"engine-ranks-{os.getpid()}-")
         threads = self._config.device.num_threads or max(1, usable_cores() // self._size)
         environment = thread_environment(threads)
+        # The ranks lead no process groups, so killing the engine's also reaches a frozen rank.
+        group = Group("ranks", self._size)
         try:
             for rank in range(self._size):
-                process = RankProcess(self._start_of(rank), environment, self._receive_later)
+                start = self._start_of(rank)
+                process = RankProcess(
+                    self._launcher, start, environment, group, self._receive_later
+                )
                 self._ranks.append(process)
                 process.send(Join(folder))
             loaded = self._answers(Loaded)
@@ -326,6 +336,7 @@ class ProcessExecutor:
                 rank.send(Shutdown())
         for rank in self._ranks:
             rank.close(0.0 if at_once else GRACE_S)
+        self._launcher.close()
 
     def _dead(self, error: EngineError) -> EngineError:
         self._death = error

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from builtin_plugins.executors.api import TICK_S, Child, Heartbeat, Start
+from builtin_plugins.executors.api import TICK_S, Heartbeat, Start
 from builtin_plugins.executors.mp.messages import FromRank
+from builtin_plugins.launchers.api import Group, Launcher
 from core.api import EngineError
 
 OnMessage = Callable[[int, Any], None]
@@ -17,25 +18,31 @@ OnMessage = Callable[[int, Any], None]
 class RankProcess:
     """Starts a rank process and passes on its messages, except heartbeats, at once."""
 
-    def __init__(self, start: Start, environment: Mapping[str, str], on_message: OnMessage) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        start: Start,
+        environment: Mapping[str, str],
+        group: Group,
+        on_message: OnMessage,
+    ) -> None:
         self.rank = start.rank
         self.silence_s = 0.0
         """Seconds since the last heartbeat, counted in ticks: a halted machine adds none."""
         self._on_message = on_message
         self._closed = threading.Event()
-        # Not a group leader, so killing the engine's group also reaches a frozen rank.
-        self._child = Child(start, FromRank, leader=False, environment=environment)
+        self._child = launcher.start(start, FromRank, environment, group)
         self._thread = threading.Thread(target=self._listen, name=start.process, daemon=True)
         self._thread.start()
 
     @property
     def label(self) -> str:
-        """Name, process id and stage, for error messages."""
-        return f"{self._child.name!r} (pid {self._child.pid}, {self._child.stage})"
+        """Name, process id, host and stage, for error messages."""
+        return self._child.label
 
     def send(self, message: Any) -> None:
         """Send a struct, or an encoded one."""
-        self._child.channel.send(message)
+        self._child.send(message)
 
     def kill(self) -> None:
         """Kill the process, frozen or not."""

@@ -48,6 +48,7 @@ class Child:
         launch: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.name = start.process
+        self.host = ""
         self._stage = FIRST_STAGE
         self.channel = Channel.listen(kinds)
         self._leader = leader
@@ -82,6 +83,11 @@ class Child:
         return self._stage
 
     @property
+    def label(self) -> str:
+        """Name, process id and stage, for error messages."""
+        return f"{self.name!r} (pid {self.pid}, {self.stage})"
+
+    @property
     def is_alive(self) -> bool:
         """True while it runs, even if it is frozen."""
         return self.process.poll() is None
@@ -92,6 +98,10 @@ class Child:
         killer.
         """
         return self.process.poll() == -signal.SIGKILL
+
+    def send(self, message: Any) -> None:
+        """Send a struct, or an encoded one as bytes; never blocks."""
+        self.channel.send(message)
 
     def receive(self, timeout_s: float = TICK_S) -> Any:
         """Return the next message of the child's role, or None after the

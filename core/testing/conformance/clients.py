@@ -27,6 +27,7 @@ _PLUGINS: Final = (
     "platform_cpu",
     "attention_reference",
     "runner_generate",
+    "launcher_local",
 )
 _LENGTH: Final = 64
 _WAIT_S: Final = 120.0

@@ -28,6 +28,7 @@ _PLUGINS: Final = (
     "platform_cpu",
     "attention_reference",
     "runner_generate",
+    "launcher_local",
 )
 _PROMPT: Final = [5, 9, 30, 7]
 _LENGTH: Final = 32

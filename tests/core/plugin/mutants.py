@@ -35,6 +35,23 @@ MUTANTS: Final[Mapping[str, tuple[Change, ...]]] = {
         ("keeps a state", "return (", "self.n = getattr(self, 'n', 0) + 1; return (self.n, "),
         ("depends on the clock", "request.arrival_s)", "__import__('time').perf_counter())"),
     ),
+    "launchers": (
+        ("loses the environment", "{**environment, **ARENAS}", "ARENAS"),
+        ("expects other messages", "what, kinds,", "what, bytes,"),
+        ("returns nothing", "return self._inner.start", "return None and self._inner.start"),
+        ("closes the child", "self._inner.close()", "self._inner.shut()"),
+        ("takes no group", "environment: Mapping[str, str], group: Group", "environment: Any"),
+        (
+            "starts another target",
+            "start(what,",
+            "start(__import__('msgspec').structs.replace(what, target='os:abort'),",
+        ),
+        (
+            "names another process",
+            "start(what,",
+            "start(__import__('msgspec').structs.replace(what, process='one'),",
+        ),
+    ),
     "metric_sinks": (
         ("drops tokens", "self.generated_tokens += stats.generated_tokens", "pass"),
         ("drops requests", "self.finished_requests += 1", "pass"),

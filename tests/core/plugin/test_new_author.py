@@ -57,6 +57,7 @@ ACTS: Final[Mapping[str, Act]] = {
         "return torch.zeros(num_bytes", ("--device", "acme"), model=LLAMA, at_start=True
     ),
     "executors": Act("started = time.monotonic()", ("--distributed-executor-backend", "acme")),
+    "launchers": Act("return self._inner.start(what", ("--launcher", "acme"), at_start=True),
     "workers": Act("self.num_steps += 1", first=True),
     "models": Act("layers = (layer,)", model="acme", at_start=True),
     "weight_loaders": Act(

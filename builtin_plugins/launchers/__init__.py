@@ -1,0 +1,1 @@
+"""Launchers: start the processes of the engine, on this machine or elsewhere."""
