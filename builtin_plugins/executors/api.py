@@ -1,7 +1,7 @@
 """The kit for child processes of executors, clients and features; as stable as `core.api`."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.executors.process.messages import (
     HEARTBEAT_S,
@@ -14,25 +14,53 @@ from builtin_plugins.executors.process.messages import (
 
 if TYPE_CHECKING:
     from builtin_plugins.executors.process.child import ParentChannel
+    from builtin_plugins.executors.process.remote import Exit, RemoteChild, RemoteProcess
+    from builtin_plugins.executors.process.remote_child import run_remote
     from builtin_plugins.executors.process.spawn import TICK_S, Child, thread_environment
+    from builtin_plugins.executors.process.tcp_channel import (
+        Credentials,
+        TcpListener,
+        own_address,
+    )
 
 __all__ = [
     "HEARTBEAT_S",
     "TICK_S",
     "Child",
     "Connected",
+    "Credentials",
+    "Exit",
     "Failed",
     "Heartbeat",
     "ParentChannel",
+    "RemoteChild",
     "RemoteError",
+    "RemoteProcess",
     "Start",
+    "TcpListener",
+    "own_address",
+    "run_remote",
     "thread_environment",
 ]
+_MODULES: Final = {
+    "ParentChannel": "child",
+    "TICK_S": "spawn",
+    "Child": "spawn",
+    "thread_environment": "spawn",
+    "Exit": "remote",
+    "RemoteChild": "remote",
+    "RemoteProcess": "remote",
+    "run_remote": "remote_child",
+    "Credentials": "tcp_channel",
+    "TcpListener": "tcp_channel",
+    "own_address": "tcp_channel",
+}
+"""Modules that need ZeroMQ, by name."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs ZeroMQ when it is first used: features run without it."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "child" if name == "ParentChannel" else "spawn"
-    return getattr(importlib.import_module(f"builtin_plugins.executors.process.{module}"), name)
+    module = importlib.import_module(f"builtin_plugins.executors.process.{_MODULES[name]}")
+    return getattr(module, name)

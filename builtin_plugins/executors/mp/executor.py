@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import shutil
 import sys
-import tempfile
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from builtin_plugins.executors.api import TICK_S, Start, thread_environment
+from builtin_plugins.executors.mp.meeting import meeting_place
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -133,24 +132,21 @@ class ProcessExecutor:
         Raises the first rank's start error.
         """
         self._check_alive()
-        folder = tempfile.mkdtemp(prefix=f"engine-ranks-{os.getpid()}-")
         threads = self._config.device.num_threads or max(1, usable_cores() // self._size)
         environment = thread_environment(threads)
         # The ranks lead no process groups, so killing the engine's also reaches a frozen rank.
         group = Group("ranks", self._size)
-        try:
+        with meeting_place(self._launcher.host) as place:
             for rank in range(self._size):
                 start = self._start_of(rank)
                 process = RankProcess(
                     self._launcher, start, environment, group, self._receive_later
                 )
                 self._ranks.append(process)
-                process.send(Join(folder))
+                process.send(Join(place))
             loaded = self._answers(Loaded)
             self._infos = [answer.info for answer in loaded]
             self._steps.reports = any(answer.reports for answer in loaded)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return WorkerInfo.combine(self._infos, self._tensor)
 
     def _start_of(self, rank: int) -> Start:

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
-from builtin_plugins.executors.api import HEARTBEAT_S, Heartbeat, Start
+from builtin_plugins.executors.api import HEARTBEAT_S, Heartbeat, Start, own_address
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -27,7 +28,7 @@ from builtin_plugins.executors.mp.messages import (
 from builtin_plugins.executors.process.messages import RemoteError
 from core.api import EngineError, ModelError
 from core.api.execution import LastStageFailed, Worker
-from core.models.layers.parallel import gloo, meet
+from core.models.layers.parallel import LOOPBACK, gloo, meet
 
 if TYPE_CHECKING:
     from builtin_plugins.executors.api import ParentChannel
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     """Run a rank until `Shutdown`. Raises the error that prevents its start."""
     channel.expect(ToRank)
-    folder = channel.receive().folder
+    place = channel.receive().place
     threading.Thread(target=_beat, args=(channel,), name="heartbeat", daemon=True).start()
     config = start.config
     tensor = config.parallel.tensor_parallel_size
@@ -49,8 +50,9 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
 
     def join(platform: Platform) -> tuple[ParallelGroup, Pipeline]:
         channel.stage("meeting the other ranks")
-        backend = getattr(platform, "process_group", gloo)
-        groups = meet(folder, start.rank, tensor, pipeline, backend)
+        own = own_address(channel.host, f"host of {start.process}") if channel.host else LOOPBACK
+        backend = getattr(platform, "process_group", partial(gloo, host=own))
+        groups = meet(place, start.rank, tensor, pipeline, backend)
         channel.stage("loading the model")
         return groups
 

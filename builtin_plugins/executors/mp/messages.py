@@ -11,9 +11,10 @@ from core.model_spec.kv import KVLayout
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Join the process group in this folder and load the model; answered by `Loaded`."""
+    """Join the process group and load the model; answered by `Loaded`."""
 
-    folder: str
+    place: str
+    """Where the ranks meet: a private folder, or `tcp://HOST:PORT` of a store."""
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):

@@ -29,6 +29,8 @@ class ParentChannel(Channel):
     """The child's end of the channel, with the current start-up stage."""
 
     stage_name = FIRST_STAGE
+    host = ""
+    """This process's address for other ranks; empty if they run on this machine."""
     stages: int
     """File descriptor of the pipe for stages; it delivers even the stage of
     an instant crash.
@@ -65,6 +67,18 @@ def main(address: str, home: str, stages: str) -> None:
     channel.stages = int(stages)
     channel.input_lines = queue.SimpleQueue()
     threading.Thread(target=_end_with_parent, args=(channel,), name="lifeline", daemon=True).start()
+    status = run_role(channel)
+    # sent messages have a second to arrive
+    zmq.Context.instance().destroy(linger=1000)
+    # threads stuck in a collective or a driver must not block the exit
+    os._exit(status)
+
+
+def run_role(channel: ParentChannel) -> int:
+    """Run the role in the parent's first message, and close the channel; return the exit status.
+
+    An exception is reported to the parent.
+    """
     status = 0
     process = "?"
     try:
@@ -88,10 +102,7 @@ def main(address: str, home: str, stages: str) -> None:
         channel.close()
         sys.stdout.flush()
         sys.stderr.flush()
-    # sent messages have a second to arrive
-    zmq.Context.instance().destroy(linger=1000)
-    # threads stuck in a collective or a driver must not block the exit
-    os._exit(status)
+    return status
 
 
 def _run(start: Start, channel: ParentChannel) -> None:

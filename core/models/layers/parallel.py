@@ -1,11 +1,13 @@
 """Tensor-parallel groups and pipelines of rank processes, over torch.distributed.
 
-Ranks find each other through a file in a private folder and communicate over the loopback interface
-only. Nothing is pickled: only tensors of known shapes are sent.
+Ranks of one machine find each other through a file in a private folder and communicate over the
+loopback interface only. Ranks of several hosts find each other at a TCP store and communicate over
+the addresses they were started with. Nothing is pickled: only tensors of known shapes are sent.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -17,6 +19,7 @@ from core.model_spec.parallel import ParallelGroup, Pipeline
 
 _dist: Any = torch.distributed  # its names have no type information
 LOOPBACK: Final = "127.0.0.1"
+TCP: Final = "tcp://"
 COLLECTIVE_TIMEOUT: Final = timedelta(hours=1)
 """Timeout of a collective; the executor detects a dead rank earlier."""
 
@@ -24,24 +27,24 @@ Connect = Callable[[Any, int, int], Any]
 """Maps a store, a rank and a size to a process group of torch.distributed."""
 
 
-def gloo(store: Any, rank: int, size: int) -> Any:
-    """Return a Gloo group of CPU ranks on this machine."""
+def gloo(store: Any, rank: int, size: int, host: str = LOOPBACK) -> Any:
+    """Return a Gloo group of CPU ranks; `host` is this rank's own address."""
     backend = _dist.ProcessGroupGloo
     options = backend._Options()
-    options._devices = [backend.create_device(hostname=LOOPBACK)]
+    options._devices = [backend.create_device(hostname=host)]
     options._timeout = COLLECTIVE_TIMEOUT
     return backend(store, rank, size, options)
 
 
 def meet(
-    folder: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo
+    place: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo
 ) -> tuple[ParallelGroup, Pipeline]:
     """Return this rank's tensor-parallel group and pipeline; blocks until both are complete.
 
-    `folder` is private to the ranks of one model. Ranks are numbered stage by stage, with `tensor`
-    ranks per stage.
+    `place` is a folder that is private to the ranks of one model, or `tcp://HOST:PORT` of a store.
+    Ranks are numbered stage by stage, with `tensor` ranks per stage.
     """
-    store = _dist.FileStore(f"{folder}/ranks", tensor * pipeline)
+    store = _open_store(place, tensor * pipeline)
     stage, tensor_rank = divmod(rank, tensor)
 
     def group_of(name: str, own: int, size: int) -> Any:
@@ -55,6 +58,39 @@ def meet(
     if pipeline == 1:
         return group, Pipeline()
     return group, Chain(group_of(f"pipeline {tensor_rank}", stage, pipeline), pipeline, stage)
+
+
+def _open_store(place: str, num_ranks: int) -> Any:
+    if not place.startswith(TCP):
+        return _dist.FileStore(f"{place}/ranks", num_ranks)
+    host, _, port = place.removeprefix(TCP).rpartition(":")
+    return _dist.TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False)
+
+
+class TcpStore:
+    """The store at which ranks of several hosts meet; listens on one address until `close`.
+
+    It has no authentication: every process that reaches the address can read and change the
+    addresses that ranks exchange.
+    """
+
+    def __init__(self, host: str) -> None:
+        """`host`: an IP address of this host; the store listens on no other."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)
+        port = listener.getsockname()[1]
+        self.place: Final = f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+        self._store = _dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        self._store = None
 
 
 class Group(ParallelGroup):

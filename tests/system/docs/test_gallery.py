@@ -14,9 +14,8 @@ GALLERY = {file.name: file.read_text() for file in sorted((ROOT / "examples/gall
 MOST_LINES = 60
 
 
-def test_the_page_lists_the_twelve_plugins() -> None:
+def test_the_page_lists_every_plugin() -> None:
     page = (DOCS / "extend" / "plugins.md").read_text()
-    assert len(GALLERY) == 12
     assert [title for title in GALLERY if f"| `{title}` |" not in page] == []
 
 

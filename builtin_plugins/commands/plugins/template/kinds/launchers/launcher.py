@@ -1,7 +1,7 @@
 """A launcher: starts the processes of the engine.
 
 This one delegates to the builtin `local` launcher and adds an environment variable. A launcher for
-other places builds on `RemoteChild` of `builtin_plugins.launchers.api`.
+other places builds on `RemoteChild` of `builtin_plugins.executors.api`.
 """
 
 from __future__ import annotations
