@@ -58,7 +58,7 @@ NOTES: Final[Mapping[str, str]] = {
     "[names in vLLM](../extend/kernels.md#gpu-platform)",
     "block_size": "chosen by the platform in vLLM",
     "disable_fastapi_docs": "there is a description at `/openapi.json`, and no page",
-    "distributed_executor_backend": "`uni`, `mp`, or a plugin; no `ray`",
+    "distributed_executor_backend": "`uni`, `mp`, or a plugin; `ray` is `engine-ray`",
     "dtype": "`auto` selects bfloat16 for float16 checkpoints on CPUs",
     "enable_chunked_prefill": "chosen by the model in vLLM",
     "enable_log_requests": "one line per finished request, without text",

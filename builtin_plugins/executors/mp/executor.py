@@ -103,10 +103,10 @@ class ProcessExecutor:
     With depth 2, ranks run the next plan while the last result is read.
     """
 
-    launcher = ""
-    """Name of the launcher; empty: that of `--launcher`."""
-
-    def __init__(self, config: EngineConfig, registry: Registry, source: ModelSource) -> None:
+    def __init__(
+        self, config: EngineConfig, registry: Registry, source: ModelSource, *, launcher: str = ""
+    ) -> None:
+        """`launcher`: name of the ranks' launcher; default: that of `--launcher`."""
         del source  # each rank finds the model itself
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of steps."""
@@ -114,7 +114,7 @@ class ProcessExecutor:
         self.depth = 2 if config.scheduler.async_scheduling else 1
         self._config = config
         self._plugins = registry.plan
-        self._launcher = make_launcher(config, registry, self.launcher)
+        self._launcher = make_launcher(config, registry, launcher)
         self._tensor = parallel.tensor_parallel_size
         self._size = self._tensor * parallel.pipeline_parallel_size
         self._ranks: list[RankProcess] = []

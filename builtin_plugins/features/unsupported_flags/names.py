@@ -178,9 +178,11 @@ MISSING_NAMES: Final[Mapping[str, str]] = dict(
             "not needed: `hf` reads the model's tokenizer.json and its chat template; models "
             "without them need a plugin (`engine plugins new NAME --kind tokenizers`)",
         ),
+        *_each("executors", "ray", _plugin("engine-ray")),
+        *_each("launchers", "ray", _plugin("engine-ray")),
         *_each(
             "executors",
-            "external_launcher ray",
+            "external_launcher",
             "for engines on more than one machine, which are not part of this version; `mp` runs "
             "the ranks of one machine",
         ),

@@ -1,0 +1,1 @@
+"""Engine processes and ranks on a Ray cluster."""
