@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.executors.pipeline.partition import layer_partition
 from builtin_plugins.executors.process.messages import (
     HEARTBEAT_S,
     Connected,
@@ -38,6 +39,7 @@ __all__ = [
     "RemoteProcess",
     "Start",
     "TcpListener",
+    "layer_partition",
     "own_address",
     "run_remote",
     "thread_environment",

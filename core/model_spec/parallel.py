@@ -6,6 +6,7 @@ communicate.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from core.errors import ModelError
@@ -65,24 +66,27 @@ class ParallelGroup:
 class Pipeline:
     """The pipeline stage of this rank; subclasses communicate."""
 
-    def __init__(self, size: int = 1, rank: int = 0) -> None:
+    def __init__(self, size: int = 1, rank: int = 0, partition: Sequence[int] = ()) -> None:
+        """`partition`: number of layers of each stage; empty: equal numbers."""
         self.size = size
         self.rank = rank
+        self._partition = partition
         self.is_first = rank == 0
         """True: it embeds the tokens."""
         self.is_last = rank == size - 1
         """True: it has the head, and samples."""
 
     def layers(self, total: int) -> range:
-        """Return the layers of this stage; the first stages get one more if
-        uneven.
-        """
+        """Return the layers of this stage; of equal numbers, the first stages get the rest."""
+        if self._partition:
+            start = sum(self._partition[: self.rank])
+            return range(start, start + self._partition[self.rank])
         each, more = divmod(total, self.size)
         start = self.rank * each + min(self.rank, more)
         return range(start, start + each + (self.rank < more))
 
     def send(self, x: torch.Tensor) -> None:
-        """Send x to the next stage."""
+        """Start to send x, which must not be changed afterwards, to the next stage."""
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Return the previous stage's tensor; x has its shape and may be
@@ -90,8 +94,9 @@ class Pipeline:
         """
         return x
 
-    def from_last(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last stage's x on every stage; x has its shape and may
-        be overwritten.
+    def from_last(self, x: torch.Tensor) -> Callable[[], object]:
+        """Start to overwrite x on every stage with the last stage's x, which has the same shape.
+
+        Returns a function that waits for it, from any thread.
         """
-        return x
+        return lambda: None

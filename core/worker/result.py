@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +50,10 @@ class PendingResult:
     payloads: dict[str, bytes] = field(default_factory=dict)
     pooled: dict[int, torch.Tensor] = field(default_factory=dict)
     """Output of a pooling model by row."""
+    wait: Callable[[], None] = lambda: None
+    """Waits for the last pipeline stage; raises `LastStageFailed` if the
+    step failed there.
+    """
     _numbers: torch.Tensor | None = None
     """Host copy of `tokens`, with markers for failed rows, then
     `accepted`.
@@ -79,6 +84,7 @@ class PendingResult:
 
     def get(self) -> StepResult:
         """Return plain data, once the copy is done."""
+        self.wait()
         rows = self.rows
         errors = self.errors
         accepted: list[int] = []

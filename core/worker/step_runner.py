@@ -5,7 +5,7 @@ pipeline stages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ import torch
 
 from core.contracts.attention import AttentionBackend, ForwardBatch
 from core.contracts.runners import Stage
-from core.errors import LastStageFailed
 from core.model_spec.parallel import Pipeline
 from core.models.layers.state import prepare
+from core.models.layers.token_exchange import TokenExchange
 from core.step import StepPlan
 from core.worker.batch import InputBatch
 from core.worker.extensions import Extensions
@@ -39,6 +39,10 @@ class StepRunner:
     """KV group of each caching layer of this rank."""
     states: list[tuple[int, Any]]
     """(KV group, states) of the recurrent layers."""
+    _exchange: TokenExchange = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._exchange = TokenExchange(self.pipeline, self.device)
 
     @property
     def needs_exact_positions(self) -> bool:
@@ -52,6 +56,7 @@ class StepRunner:
         """Launch a step's device work; reads nothing back."""
         batch = self.batch
         extensions = self.extensions
+        self._exchange.write_tokens(inputs.rows)
         errors = self._update_rows(plan, inputs)
         num_rows = len(plan.decode_rows) + len(plan.samples)
         batch.tracks_next_positions = extensions.begin(num_rows, plan.payloads)
@@ -74,8 +79,11 @@ class StepRunner:
         sample = cast("Callable[[], PendingResult]", run_stage)
         if self.pipeline.size == 1:
             pending = sample()
+        elif self.pipeline.is_last:
+            pending = self._exchange.send(inputs, sample)
         else:
-            pending = self._sample_on_last_stage(plan.step, inputs, sample)
+            pending = PendingResult(plan.step, errors={})
+            self._exchange.receive(inputs, pending, self._token_writer(inputs))
         if pending.accepted is not None:
             for group, states in self.states:
                 inputs.groups[group].keep(pending.accepted, states)
@@ -109,42 +117,20 @@ class StepRunner:
             entering=inputs.encoder_rows,
         )
 
-    def _sample_on_last_stage(
-        self, step: int, inputs: StepInputs, sample: Callable[[], PendingResult]
-    ) -> PendingResult:
-        """Sample on the last pipeline stage; the others receive its tokens,
-        or fail with it.
+    def _token_writer(self, inputs: StepInputs) -> Callable[[torch.Tensor], None]:
+        """Return a function that writes this step's tokens, between two later
+        steps.
         """
-        pending = PendingResult(step=step, errors={})
-        drafts = inputs.num_draft_tokens
-        num_points = len(inputs.point_rows)
-        num_rows = 0 if drafts is None else len(drafts)
-        # (succeeded, tokens, accepted tokens per row)
-        size = 1 + num_points + num_rows
-        message = torch.zeros(size, dtype=torch.int64, device=self.device)
-        tokens = message[1 : 1 + num_points]
-        accepted = message[1 + num_points :]
-        if self.pipeline.is_last:
-            try:
-                pending = sample()
-                message[0] = 1
-                if pending.tokens is not None:
-                    tokens.copy_(pending.tokens)
-                if pending.accepted is not None:
-                    accepted.copy_(pending.accepted)
-            finally:
-                self.pipeline.from_last(message)
-        elif not self.pipeline.from_last(message)[0]:
-            raise LastStageFailed
-        elif inputs.samples:
-            if num_rows:
-                inputs.accepted = accepted
-                pending.accepted = accepted
-            pending.rows = inputs.point_rows
-            pending.points = inputs.points
-            pending.tokens = tokens
+        batch = self.batch
+        tracks_next_positions = batch.tracks_next_positions
+        # The next step overwrites the originals.
+        inputs.on_device = [array.clone() for array in inputs.on_device]
+
+        def write(tokens: torch.Tensor) -> None:
+            batch.tracks_next_positions = tracks_next_positions
             self.stage.write_tokens(inputs, tokens)
-        return pending
+
+        return write
 
     def _update_rows(self, plan: StepPlan, inputs: StepInputs) -> dict[int, str]:
         """Apply the plan's differences; return the errors of requests that

@@ -72,7 +72,8 @@ class Worker:
         join: Join | None = None,
     ) -> None:
         """Create a worker; without `join` it holds the whole model."""
-        self.depth = 2 if config.scheduler.async_scheduling else 1
+        stages = config.parallel.pipeline_parallel_size
+        self.depth = stages + bool(config.scheduler.async_scheduling)
         """Steps that may be launched and not yet read."""
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of

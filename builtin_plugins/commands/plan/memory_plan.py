@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from builtin_plugins.executors.api import layer_partition
 from core.api import ConfigError
 from core.api.execution import WorkerInfo
 from core.api.models import BuildContext
@@ -182,7 +183,7 @@ def _infos(
     features: dict[str, list[int]] = {name: [] for name in host_bytes_of}
     read: Counter[str] = Counter()
     for stage in range(parallel.pipeline_parallel_size):
-        pipeline = Pipeline(parallel.pipeline_parallel_size, stage)
+        pipeline = Pipeline(parallel.pipeline_parallel_size, stage, layer_partition(config))
         tensors = _headers(config, source, registry) if headers is None else headers(source)
         listed = None if tensors is None else list(tensors)
         model = _build(

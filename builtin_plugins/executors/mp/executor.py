@@ -34,6 +34,7 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
 )
 from builtin_plugins.executors.mp.rank import RankProcess
+from builtin_plugins.executors.pipeline.partition import check_partition
 from builtin_plugins.launchers.api import Group, make_launcher
 from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineDead, EngineError
@@ -100,18 +101,19 @@ class _StepMessages:
 class ProcessExecutor:
     """Spawns and drives the rank processes.
 
-    With depth 2, ranks run the next plan while the last result is read.
+    Each pipeline stage has a plan in flight; with asynchronous scheduling, the next one is sent
+    while the oldest result is read.
     """
 
     def __init__(
         self, config: EngineConfig, registry: Registry, source: ModelSource, *, launcher: str = ""
     ) -> None:
         """`launcher`: name of the ranks' launcher; default: that of `--launcher`."""
-        del source  # each rank finds the model itself
+        check_partition(config, source, registry)
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of steps."""
         parallel = config.parallel
-        self.depth = 2 if config.scheduler.async_scheduling else 1
+        self.depth = parallel.pipeline_parallel_size + bool(config.scheduler.async_scheduling)
         self._config = config
         self._plugins = registry.plan
         self._launcher = make_launcher(config, registry, launcher)

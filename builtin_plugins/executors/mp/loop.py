@@ -25,6 +25,7 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
     ToRank,
 )
+from builtin_plugins.executors.pipeline.partition import layer_partition
 from builtin_plugins.executors.process.messages import RemoteError
 from core.api import EngineError, ModelError
 from core.api.execution import LastStageFailed, Worker
@@ -52,7 +53,8 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
         channel.stage("meeting the other ranks")
         own = own_address(channel.host, f"host of {start.process}") if channel.host else LOOPBACK
         backend = getattr(platform, "process_group", partial(gloo, host=own))
-        groups = meet(place, start.rank, tensor, pipeline, backend)
+        partition = layer_partition(config)
+        groups = meet(place, start.rank, tensor, pipeline, backend, partition)
         channel.stage("loading the model")
         return groups
 

@@ -8,7 +8,7 @@ the addresses they were started with. Nothing is pickled: only tensors of known 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -37,12 +37,17 @@ def gloo(store: Any, rank: int, size: int, host: str = LOOPBACK) -> Any:
 
 
 def meet(
-    place: str, rank: int, tensor: int, pipeline: int, connect: Connect = gloo
+    place: str,
+    rank: int,
+    tensor: int,
+    pipeline: int,
+    connect: Connect = gloo,
+    partition: Sequence[int] = (),
 ) -> tuple[ParallelGroup, Pipeline]:
     """Return this rank's tensor-parallel group and pipeline; blocks until both are complete.
 
     `place` is a folder that is private to the ranks of one model, or `tcp://HOST:PORT` of a store.
-    Ranks are numbered stage by stage, with `tensor` ranks per stage.
+    Ranks are numbered stage by stage, with `tensor` ranks per stage. `partition` as in `Pipeline`.
     """
     store = _open_store(place, tensor * pipeline)
     stage, tensor_rank = divmod(rank, tensor)
@@ -57,7 +62,8 @@ def meet(
     )
     if pipeline == 1:
         return group, Pipeline()
-    return group, Chain(group_of(f"pipeline {tensor_rank}", stage, pipeline), pipeline, stage)
+    stages = group_of(f"pipeline {tensor_rank}", stage, pipeline)
+    return group, Chain(stages, pipeline, stage, partition)
 
 
 def _open_store(place: str, num_ranks: int) -> Any:
@@ -116,22 +122,33 @@ class Group(ParallelGroup):
 class Chain(Pipeline):
     """Pipeline of stages, each with a range of the layers."""
 
-    def __init__(self, process_group: Any, size: int, rank: int) -> None:
-        super().__init__(size, rank)
+    def __init__(
+        self, process_group: Any, size: int, rank: int, partition: Sequence[int] = ()
+    ) -> None:
+        super().__init__(size, rank, partition)
         self._group = process_group
         self._from_last = _dist.BroadcastOptions()
         self._from_last.rootRank = size - 1
+        self._sending: tuple[Any, torch.Tensor] | None = None
+        """The last transfer to the next stage, and its tensor, which must live until its end."""
 
     def send(self, x: torch.Tensor) -> None:
-        """Send x to the next stage."""
-        self._group.send([x.contiguous()], self.rank + 1, 0).wait()
+        """Start to send x to the next stage; waits while the previous x is on its way.
+
+        The next stage receives when it is done with its own step. Without waiting for that, this
+        stage can start its next step.
+        """
+        if self._sending is not None:
+            self._sending[0].wait()
+        sent = x.contiguous()
+        self._sending = self._group.send([sent], self.rank + 1, 0), sent
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Receive x from the previous stage."""
         self._group.recv([x], self.rank - 1, 0).wait()
         return x
 
-    def from_last(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last stage's x on every stage."""
-        self._group.broadcast([x], self._from_last).wait()
-        return x
+    def from_last(self, x: torch.Tensor) -> Callable[[], object]:
+        """Start to overwrite x with the last stage's; return a function that waits for it."""
+        wait: Callable[[], object] = self._group.broadcast([x], self._from_last).wait
+        return wait

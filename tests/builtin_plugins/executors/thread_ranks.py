@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from builtin_plugins.executors.api import layer_partition
 from core.api import EngineConfig, Entry, hookimpl
 from core.api.execution import Platform, StepPlan, StepResult, WorkerInfo
 from core.api.models import ModelSource
@@ -22,9 +24,7 @@ def engine_executors() -> list[Entry]:
 
 
 class ThreadExecutor:
-    """Runs every plan on all ranks at once; the first rank of the last stage answers."""
-
-    depth = 1
+    """Runs every plan on all ranks, each in a thread, as processes would; checks their results."""
 
     def __init__(self, config: EngineConfig, registry: Any, source: ModelSource) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -34,16 +34,24 @@ class ThreadExecutor:
             Worker(config, registry, source, self._join(rank))
             for rank in range(self._tensor * self._pipeline)
         ]
-        self._pool = ThreadPoolExecutor(len(self._workers))
-        self._plan: StepPlan
+        self.depth = self._pipeline + bool(config.scheduler.async_scheduling)
+        self._partition = layer_partition(config)
+        self._threads = [ThreadPoolExecutor(1) for _ in self._workers]
+        self._in_flight: deque[list[Future[Any]]] = deque()
 
     def _join(self, rank: int) -> Callable[[Platform], tuple[ParallelGroup, Pipeline]]:
-        return lambda platform: meet(self._folder.name, rank, self._tensor, self._pipeline)
+        def join(platform: Platform) -> tuple[ParallelGroup, Pipeline]:
+            sizes = (rank, self._tensor, self._pipeline)
+            return meet(self._folder.name, *sizes, partition=self._partition)
+
+        return join
+
+    def _launch(self, call: Callable[[Worker], Any]) -> list[Future[Any]]:
+        pairs = zip(self._threads, self._workers, strict=True)
+        return [thread.submit(call, worker) for thread, worker in pairs]
 
     def _all(self, call: Callable[[Worker], Any]) -> list[Any]:
-        return [
-            done.result() for done in [self._pool.submit(call, worker) for worker in self._workers]
-        ]
+        return [done.result() for done in self._launch(call)]
 
     def start(self) -> WorkerInfo:
         """Load every rank."""
@@ -59,12 +67,15 @@ class ThreadExecutor:
             first_layer += len(self._infos[stage * self._tensor].layers)
 
     def submit(self, plan: StepPlan) -> None:
-        """Store the plan until its result is collected."""
-        self._plan = plan
+        """Launch the plan everywhere."""
+        self._in_flight.append(self._launch(lambda worker: worker.execute(plan)))
 
     def collect(self) -> StepResult:
-        """Run the plan everywhere."""
-        results: list[StepResult] = self._all(lambda worker: worker.execute(self._plan).get())
+        """Return the oldest result; raises the error of the first rank that has one."""
+        steps = [launched.result() for launched in self._in_flight.popleft()]
+        pairs = zip(self._threads, steps, strict=True)
+        answers = [thread.submit(step.get) for thread, step in pairs]
+        results: list[StepResult] = [answer.result() for answer in answers]
         last = results[-self._tensor :]
         assert all(result.tokens == last[0].tokens for result in last), (
             "ranks of the last stage disagree"
@@ -73,5 +84,8 @@ class ThreadExecutor:
 
     def shutdown(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        for thread in self._threads:
+            thread.shutdown()
+        for worker in self._workers:
+            worker.close()
         self._folder.cleanup()
