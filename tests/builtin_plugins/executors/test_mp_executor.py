@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from builtin_plugins.executors.mp import executor as mp
+from builtin_plugins.executors.pipeline.scheduling import PipelineScheduler
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from core import LLM, SamplingParams
 from core.errors import (
@@ -153,13 +154,15 @@ def test_mp_ranks_match_transformers_and_one_process(
         "no:kv_eviction",
         "no:metrics_prometheus",
     ]
-    settings = {"plugins": without, **settings}  # replayed without extensions
+    settings = {"plugins": without, **settings}  # replayed with the pipeline's extension only
     with open_engine(folder, tensor, pipeline, journal=str(journal), **settings) as llm:
         assert len(ranks_of(os.getpid())) == tensor * pipeline
         assert generate(llm, GREEDY) == greedy
         assert generate(llm, SEEDED) == seeded  # from now on prompts begin in the prefix cache
         assert generate(llm, GREEDY) == greedy
-    report = replay(str(journal), policy=FirstCome())
+    rows = llm.config.scheduler.max_num_seqs or 0
+    extensions = [PipelineScheduler(rows, pipeline)] if pipeline > 1 else []
+    report = replay(str(journal), policy=FirstCome(), extensions=extensions)
     assert report.num_plans > 20
     assert report.identical, report.difference
 
