@@ -166,6 +166,7 @@ class SchedulerExtension(Protocol):
         """Return the maximum number of tokens per row number in this step; 0
         skips the row.
 
+        Later extensions do not see such rows.
         The engine idles when no row is left; call `call_soon("wake", request_id)` when
         a row may continue.
         """

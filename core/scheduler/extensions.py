@@ -105,12 +105,18 @@ class Extensions:
         return requested
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return the maximum of tokens of each limited row in this step; 0: none."""
+        """Return the maximum of tokens of each limited row in this step.
+
+        Rows limited to 0 are removed from `rows`.
+        """
         limits: dict[int, int] = {}
         for is_active, name, method in self._limits:
             answer = _call(name, method, rows) if is_active() else None
             for row, count in (answer or {}).items():
                 limits[row] = min(count, limits.get(row, count))
+            if answer:
+                allowed = [limits.get(row, 1) > 0 for row in rows.rows.tolist()]
+                rows.rows = rows.rows[allowed]
         return limits
 
     def prefill_chunk(self, request: Any, start: int, count: int) -> int:

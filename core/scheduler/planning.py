@@ -137,9 +137,7 @@ class Planner:
         limits = self._extensions.limits(self._decode_rows)
         builder.limits = limits
         if limits:
-            allowed = [limits.get(row, 1) > 0 for row in decode.rows.tolist()]
-            decode.select(np.array(allowed, np.bool_))
-            self._decode_rows.rows = decode.rows
+            decode.select(np.isin(decode.rows, self._decode_rows.rows))
 
     def _add_draft_tokens(self, builder: PlanBuilder, decode: DecodeStep) -> None:
         """Add the draft tokens that extensions request, within every limit."""

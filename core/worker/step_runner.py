@@ -83,7 +83,8 @@ class StepRunner:
             pending = self._exchange.send(inputs, sample)
         else:
             pending = PendingResult(plan.step, errors={})
-            self._exchange.receive(inputs, pending, self._token_writer(inputs))
+            write = self._token_writer(inputs)
+            self._exchange.receive(inputs, pending, write)
         if pending.accepted is not None:
             for group, states in self.states:
                 inputs.groups[group].keep(pending.accepted, states)
@@ -122,12 +123,12 @@ class StepRunner:
         steps.
         """
         batch = self.batch
-        tracks_next_positions = batch.tracks_next_positions
+        tracks = batch.tracks_next_positions
         # The next step overwrites the originals.
         inputs.on_device = [array.clone() for array in inputs.on_device]
 
         def write(tokens: torch.Tensor) -> None:
-            batch.tracks_next_positions = tracks_next_positions
+            batch.tracks_next_positions = tracks
             self.stage.write_tokens(inputs, tokens)
 
         return write

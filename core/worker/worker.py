@@ -72,8 +72,9 @@ class Worker:
         join: Join | None = None,
     ) -> None:
         """Create a worker; without `join` it holds the whole model."""
-        stages = config.parallel.pipeline_parallel_size
-        self.depth = stages + bool(config.scheduler.async_scheduling)
+        self.depth = config.parallel.pipeline_parallel_size
+        if config.scheduler.async_scheduling:
+            self.depth += 1
         """Steps that may be launched and not yet read."""
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of

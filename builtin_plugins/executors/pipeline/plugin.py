@@ -16,7 +16,7 @@ def engine_options() -> list[Option]:
     return [Option("pipeline_layer_partition", str | None, None, text)]
 
 
-@hookimpl
+@hookimpl(trylast=True)  # it divides the rows that the others let decode
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     # Imported lazily for a fast start.
     from builtin_plugins.executors.pipeline.partition import layer_partition

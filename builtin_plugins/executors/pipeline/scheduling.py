@@ -1,8 +1,8 @@
 """The scheduler half of pipeline parallelism: steps in flight compute different rows.
 
-A stage computes one step while the next stage computes the step before. That works only for rows
-whose tokens are known, so each step decodes an equal share of the rows, and a row returns when
-every stage has had a step.
+A stage computes one step while the next stage computes the step before. A row needs its last token
+first, so each step decodes an equal share of the rows, and a row returns when every stage has had a
+step.
 """
 
 from __future__ import annotations

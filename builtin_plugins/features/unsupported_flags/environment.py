@@ -48,6 +48,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "redirects are checked like URLs",
     "VLLM_NO_USAGE_STATS": "nothing is reported",
     "VLLM_PORT": "--port",
+    "VLLM_PP_LAYER_PARTITION": "--pipeline-layer-partition",
     "VLLM_RPC_TIMEOUT": "--heartbeat-timeout",
     "VLLM_SERVER_DEV_MODE": "--enable-operator-routes",
     "VLLM_TARGET_DEVICE": "--device",

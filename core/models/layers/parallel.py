@@ -8,7 +8,8 @@ the addresses they were started with. Nothing is pickled: only tensors of known 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ LOOPBACK: Final = "127.0.0.1"
 TCP: Final = "tcp://"
 COLLECTIVE_TIMEOUT: Final = timedelta(hours=1)
 """Timeout of a collective; the executor detects a dead rank earlier."""
+
+HIDDEN: Final = 0
+ANSWER: Final = 1
+"""Tags of hidden states and of the last stage's answers."""
 
 Connect = Callable[[Any, int, int], Any]
 """Maps a store, a rank and a size to a process group of torch.distributed."""
@@ -127,10 +132,8 @@ class Chain(Pipeline):
     ) -> None:
         super().__init__(size, rank, partition)
         self._group = process_group
-        self._from_last = _dist.BroadcastOptions()
-        self._from_last.rootRank = size - 1
-        self._sending: tuple[Any, torch.Tensor] | None = None
-        """The last transfer to the next stage, and its tensor, which must live until its end."""
+        self._hidden = _Sender(process_group, HIDDEN)
+        self._answers = _Sender(process_group, ANSWER)
 
     def send(self, x: torch.Tensor) -> None:
         """Start to send x to the next stage; waits while the previous x is on its way.
@@ -138,17 +141,51 @@ class Chain(Pipeline):
         The next stage receives when it is done with its own step. Without waiting for that, this
         stage can start its next step.
         """
-        if self._sending is not None:
-            self._sending[0].wait()
-        sent = x.contiguous()
-        self._sending = self._group.send([sent], self.rank + 1, 0), sent
+        self._hidden.start(x.contiguous(), [self.rank + 1])
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Receive x from the previous stage."""
-        self._group.recv([x], self.rank - 1, 0).wait()
+        self._group.recv([x], self.rank - 1, HIDDEN).wait()
         return x
 
     def from_last(self, x: torch.Tensor) -> Callable[[], object]:
-        """Start to overwrite x with the last stage's; return a function that waits for it."""
-        wait: Callable[[], object] = self._group.broadcast([x], self._from_last).wait
-        return wait
+        """Start to overwrite x with the last stage's; return a function that waits for it.
+
+        Sends to each stage: a broadcast takes the threads of a process group, and their wake-ups.
+        """
+        if not self.is_last:
+            return _Arrival(self._group.recv([x], self.size - 1, ANSWER)).wait
+        self._answers.start(x, range(self.size - 1))
+        return lambda: None
+
+
+class _Sender:
+    """Sends one tensor at a time, and keeps it alive on its way."""
+
+    def __init__(self, process_group: Any, tag: int) -> None:
+        self._group = process_group
+        self._tag = tag
+        self._works: list[Any] = []
+        self._tensors: list[torch.Tensor] = []
+
+    def start(self, x: torch.Tensor, ranks: Iterable[int]) -> None:
+        """Wait until the previous tensor has arrived, then start to send x."""
+        for work in self._works:
+            work.wait()
+        self._tensors = [x]
+        self._works = [self._group.send(self._tensors, rank, self._tag) for rank in ranks]
+
+
+class _Arrival:
+    """A transfer to this rank that several threads wait for; gloo wakes only one."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Wait for the data, or return at once if it is here."""
+        with self._lock:
+            if self._work is not None:
+                self._work.wait()
+                self._work = None

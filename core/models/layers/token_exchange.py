@@ -74,7 +74,7 @@ class TokenExchange:
 
         def write_later() -> None:
             wait()
-            write(message.tokens)  # of a failed step: zeros, for rows whose requests have ended
+            write(message.tokens)  # of a failed step: zeros, for rows without a request
 
         pending.wait = arrive
         if inputs.num_draft_tokens is not None:
@@ -90,6 +90,8 @@ class TokenExchange:
 
     def write_tokens(self, rows: Iterable[int]) -> None:
         """Write all tokens up to the last ones of these rows; waits for those on their way."""
+        if not self._unwritten:
+            return  # always so on a single stage
         needed = frozenset(rows)
         while any(not needed.isdisjoint(own) for own, _ in self._unwritten):
             self._unwritten.popleft()[1]()

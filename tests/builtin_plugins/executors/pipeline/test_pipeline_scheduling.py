@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -137,6 +138,25 @@ def test_executor_that_does_not_overlap_decodes_all_rows_at_once() -> None:
         engine.add(f"r{i}", prompt(3, i), 5, eos_token_ids=())
     engine.run()
     assert [len(plan.decode_rows) for plan in engine.plans] == [0, 4, 4, 4, 4]
+
+
+class Held:
+    """An extension that lets no other token of one request be decoded."""
+
+    name = "held"
+
+    def limits(self, rows: Any) -> dict[int, int]:
+        return {row: 0 for row in rows.rows.tolist() if rows.request(row).request_id == "held"}
+
+
+def test_rows_that_another_extension_holds_delay_no_other_row() -> None:
+    engine = Engine(depth=2, extensions=[Held(), PipelineScheduler(4, 2)])
+    engine.add("held", prompt(3), 5, eos_token_ids=())
+    engine.add("free", prompt(3, 2), 5, eos_token_ids=())
+    for _ in range(6):
+        engine.step()
+    assert len(engine.outputs["held"]) == 1
+    assert "free" in engine.finished
 
 
 REQUESTS = st.tuples(st.integers(0, 40), st.integers(1, 20), st.integers(1, 30))

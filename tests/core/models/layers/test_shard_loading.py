@@ -88,3 +88,8 @@ def test_pipeline_stage_loads_its_layers_and_reports_unexpected_tensors(
 def test_pipeline_stages_split_layers_evenly_in_order() -> None:
     assert [list(Pipeline(3, stage).layers(7)) for stage in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [len(Pipeline(4, stage).layers(4)) for stage in range(4)] == [1, 1, 1, 1]
+
+
+def test_partition_sets_the_layers_of_each_stage() -> None:
+    stages = [Pipeline(3, stage, (1, 4, 2)).layers(7) for stage in range(3)]
+    assert stages == [range(1), range(1, 5), range(5, 7)]
