@@ -82,6 +82,8 @@ class OverlapGate:
     def __init__(self) -> None:
         self.last_step = 0
         """Last step to hold; 0: none."""
+        self.waiting_stage: int | None = None
+        """A stage that did not start a step before the end of another; ends all waiting."""
         self._changed = threading.Condition()
         self._computed: Counter[int] = Counter()
         """Steps by stage, of this round."""
@@ -98,8 +100,10 @@ class OverlapGate:
             step = self._computed[stage]
             if stage == 0 or not 1 < step < self.last_step:
                 return  # the first step has all prompts; no step follows the last one
-            is_next = self._changed.wait_for(lambda: self._computed[stage - 1] > step, TIMEOUT_S)
-            assert is_next, f"stage {stage - 1} waits for the end of step {step}"
+            if self.waiting_stage is None and not self._changed.wait_for(
+                lambda: self._computed[stage - 1] > step, TIMEOUT_S
+            ):
+                self.waiting_stage = stage - 1
 
 
 @pytest.fixture
@@ -141,6 +145,7 @@ def test_stages_compute_different_steps_at_once(
             num_steps = llm.core.num_steps - steps_before
         assert num_steps > pipeline * (MAX_TOKENS - 1)
         assert gate.last_step == num_steps
+        assert gate.waiting_stage is None
 
 
 @pytest.fixture(
