@@ -1,5 +1,50 @@
-"""What clients share with routers of engines; as stable as `core.api`."""
+"""What clients share with routers, servers and commands; as stable as `core.api`."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.clients.balancing import CachedPrefixes
+from builtin_plugins.clients.broker.connection import broker_connection
+from builtin_plugins.clients.ranks import RANK, local_ranks, ranks_here
 
-__all__ = ["CachedPrefixes"]
+if TYPE_CHECKING:
+    from builtin_plugins.clients.broker import messages
+    from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker, Session
+    from builtin_plugins.clients.broker.client import BrokerClient
+    from builtin_plugins.clients.broker.sinks import ForwardingSink, forward_shared
+
+_LAZY = {
+    "ABORT": "broker.broker",
+    "OPEN_IDS": "broker.broker",
+    "BrokerClient": "broker.client",
+    "EngineBroker": "broker.broker",
+    "ForwardingSink": "broker.sinks",
+    "Session": "broker.broker",
+    "forward_shared": "broker.sinks",
+    "messages": "broker",
+}
+
+__all__ = [
+    "ABORT",
+    "OPEN_IDS",
+    "RANK",
+    "BrokerClient",
+    "CachedPrefixes",
+    "EngineBroker",
+    "ForwardingSink",
+    "Session",
+    "broker_connection",
+    "forward_shared",
+    "local_ranks",
+    "messages",
+    "ranks_here",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs ZeroMQ when it is first used."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "messages":
+        return importlib.import_module("builtin_plugins.clients.broker.messages")
+    return getattr(importlib.import_module(f"builtin_plugins.clients.{_LAZY[name]}"), name)

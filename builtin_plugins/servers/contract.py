@@ -54,7 +54,9 @@ class Server(Protocol):
     config, groups by name).
 
     Optional: a static method `check(config)` raises `ConfigError` for settings that
-    cannot work (an address in use); it runs before the model is loaded. An attribute
+    cannot work (an address in use); it runs before the model is loaded. A static method
+    `open_listeners(config, parent)` returns descriptors by name that several processes of
+    the server share (`--api-server-count`); `run` finds them at its parent. An attribute
     `parent` is set before `run` when a `Parent` supervises the process: the server
     preserves its listening sockets there and reports when it serves.
     """

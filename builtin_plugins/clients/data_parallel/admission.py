@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from builtin_plugins.clients.ranks import RANK
 from core.api import InvalidRequest
 from core.api.features import PendingRequest
 
-NAME: Final = "data_parallel_rank"
+NAME: Final = RANK
 """Keyword of `AsyncLLM.generate`, and the payload of such requests."""
 
 
@@ -18,16 +19,18 @@ class EngineChoice:
     keywords = (NAME,)
     fields = (NAME,)
 
-    def __init__(self, num_engines: int) -> None:
-        self._num_engines = num_engines
+    def __init__(self, ranks: range) -> None:
+        """`ranks`: those of this server."""
+        self._ranks = ranks
 
     async def prepare(self, request: PendingRequest) -> PendingRequest:
         """Return the request with its rank. Raises `InvalidRequest` for a rank without engine."""
         rank = request.plugin_fields[NAME]
         if rank is None:
             return request
-        if type(rank) is not int or not 0 <= rank < self._num_engines:
-            raise InvalidRequest(
-                NAME, f"got {rank!r:.100}; expected 0 to {self._num_engines - 1}. Leave it out."
-            )
+        if type(rank) is not int or rank not in self._ranks:
+            first = self._ranks[0]
+            last = self._ranks[-1]
+            expected = f"{first} to {last}" if last > first else f"{first}"
+            raise InvalidRequest(NAME, f"got {rank!r:.100}; expected {expected}. Leave it out.")
         return replace(request, features={**request.features, NAME: str(rank).encode()})

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.clients.balancing import Balancer
-from builtin_plugins.clients.data_parallel.admission import NAME as RANK
+from builtin_plugins.clients.binding import device_environment
 from builtin_plugins.clients.process.engine_calls import EngineCalls
 from builtin_plugins.clients.process.request_tracker import OpenRequest
 from builtin_plugins.clients.process.supervised import Supervised
+from builtin_plugins.clients.ranks import RANK, SIZE_LOCAL, local_ranks, ranks_here
 from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineConfig, EngineDead, Registry
 from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
@@ -36,7 +37,10 @@ KEY_TOKENS: Final = 64
 class Engine:
     """One engine."""
 
+    index: int
+    """Number among the engines of this server."""
     rank: int
+    """Number among those of all servers."""
     supervised: Supervised = field(init=False)
 
     @property
@@ -64,16 +68,18 @@ class DataParallelClient:
 
     def __init__(self, config: EngineConfig, registry: Registry, listener: Listener) -> None:
         """Start all processes; `wait` until they are ready."""
-        size = config.parallel.data_parallel_size
+        ranks = local_ranks(config)
+        self._first_rank = ranks[0]
+        self._options = config.options
         self._listener = listener
         self._lock = threading.RLock()
         """Guards routes and loads; held for no call of an engine."""
         self._routed: dict[str, Routed] = {}
         self._waiting: dict[str, Routed] = {}
         """Sequences without a first token."""
-        self._engines = [Engine(rank) for rank in range(size)]
-        self._balancer = Balancer(size)
-        shared = _share(config, size)
+        self._engines = [Engine(index, rank) for index, rank in enumerate(ranks)]
+        self._balancer = Balancer(len(ranks))
+        shared = _share(config)
         for engine in self._engines:
             engine.supervised = Supervised(
                 _of_rank(shared, engine.rank),
@@ -82,6 +88,7 @@ class DataParallelClient:
                 name=f"engine {engine.rank}",
                 rank=engine.rank,
                 on_loss=partial(self._move, engine),
+                environment=device_environment(config, engine.rank),
             )
 
     def wait(self) -> Running:
@@ -92,7 +99,9 @@ class DataParallelClient:
         for engine in self._engines:
             for request_id in engine.supervised.unclaimed:
                 self._route(engine, request_id, ())
-        return running[0]
+        config = running[0].config
+        options = {**config.options, RANK: self._options.get(RANK)}
+        return replace(running[0], config=replace(config, options=options))
 
     # --- calls
 
@@ -142,7 +151,7 @@ class DataParallelClient:
     def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature in every engine; raises the first error if none has answered."""
         futures = [engine.supervised.call(name, data) for engine in self._engines]
-        return _when_all(futures, lambda: _answers(futures))
+        return _when_all(futures, lambda: _answers(futures, self._first_rank))
 
     def status(self) -> EngineStatus:
         """Return the status of all: ready if one is, with what the others lack as the reason."""
@@ -150,7 +159,7 @@ class DataParallelClient:
         best = next((one for one in each if one.state == "ready"), each[0])
         reasons = [
             f"engine {rank}: {one.state}{f' ({one.reason})' if one.reason else ''}"
-            for rank, one in enumerate(each)
+            for rank, one in enumerate(each, self._first_rank)
             if one.state != "ready"
         ]
         return EngineStatus(
@@ -180,9 +189,9 @@ class DataParallelClient:
     def _choose(self, request: EngineRequest, keys: Sequence[bytes]) -> Engine:
         """Return the engine that the request names, or the one of least cost."""
         if RANK in request.features:
-            return self._engines[int(request.features[RANK])]
-        able = [engine.rank for engine in self._engines if engine.is_ready]
-        able = able or [engine.rank for engine in self._living() or self._engines]
+            return self._engines[int(request.features[RANK]) - self._first_rank]
+        able = [engine.index for engine in self._engines if engine.is_ready]
+        able = able or [engine.index for engine in self._living() or self._engines]
         num_tokens = len(request.prompt_token_ids)
         return self._engines[self._balancer.choose(able, keys, self._key_tokens, num_tokens)]
 
@@ -203,7 +212,7 @@ class DataParallelClient:
     def _route(self, engine: Engine, request_id: str, keys: Sequence[bytes]) -> None:
         with self._lock:
             self._forget([request_id])
-            self._balancer.opened(engine.rank)
+            self._balancer.opened(engine.index)
             self._routed[request_id] = self._waiting[request_id] = Routed(engine, keys)
 
     def _forget(self, request_ids: Iterable[str]) -> None:
@@ -212,7 +221,7 @@ class DataParallelClient:
                 routed = self._routed.pop(request_id, None)
                 self._waiting.pop(request_id, None)
                 if routed is not None:
-                    self._balancer.closed(routed.engine.rank)
+                    self._balancer.closed(routed.engine.index)
 
     def _living(self) -> list[Engine]:
         return [engine for engine in self._engines if not engine.is_dead]
@@ -222,7 +231,7 @@ class DataParallelClient:
     def _move(self, engine: Engine, calls: EngineCalls) -> None:
         """Move the requests of a dead engine that are not under suspicion to the others."""
         with self._lock:
-            self._balancer.restarted(engine.rank)
+            self._balancer.restarted(engine.index)
         if any(other.is_ready for other in self._engines if other is not engine):
             self._adopt(calls.release())
 
@@ -272,7 +281,7 @@ class DataParallelClient:
             observe=None if observe is None else observed,
             died=partial(self._died, engine),
             started=self._listener.started,
-            stage=self._listener.stage if engine.rank == 0 else lambda name: None,
+            stage=self._listener.stage if engine.index == 0 else lambda name: None,
         )
 
     def _deliver(self, engine: Engine, outputs: StepOutputs) -> None:
@@ -288,15 +297,17 @@ class DataParallelClient:
             for request_id in ids:
                 routed = self._waiting.pop(request_id, None)
                 if routed is not None and routed.engine is engine:
-                    self._balancer.loads[engine.rank].cached.add(routed.keys)
+                    self._balancer.loads[engine.index].cached.add(routed.keys)
 
 
-def _share(config: EngineConfig, size: int) -> EngineConfig:
-    """Return the configuration of one engine of `size`, with its share of the cores."""
+def _share(config: EngineConfig) -> EngineConfig:
+    """Return the configuration of each engine: with its share of the machine's cores."""
+    options = {**config.options, SIZE_LOCAL: ranks_here(config)}
+    config = replace(config, options=options)
     if config.device.num_threads is not None:
         return config
     parallel = config.parallel
-    ranks = size * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    ranks = ranks_here(config) * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     device = replace(config.device, num_threads=max(1, usable_cores() // ranks))
     return replace(config, device=device)
 
@@ -309,14 +320,14 @@ def _of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     return replace(config, scheduler=scheduler, options={**config.options, RANK: rank})
 
 
-def _answers(futures: Sequence[Future[list[CallAnswer]]]) -> list[CallAnswer]:
+def _answers(futures: Sequence[Future[list[CallAnswer]]], first_rank: int) -> list[CallAnswer]:
     """Return an answer or an error for each engine. Raises the first error if all have one."""
     errors = [future.exception() for future in futures]
     first = errors[0]
     if first is not None and None not in errors:
         raise first
     found: list[CallAnswer] = []
-    for rank, (future, error) in enumerate(zip(futures, errors, strict=True)):
+    for rank, (future, error) in enumerate(zip(futures, errors, strict=True), first_rank):
         if error is None:
             (answer,) = future.result()
             found.append(CallAnswer(scheduler=answer.scheduler, ranks=answer.ranks, engine=rank))

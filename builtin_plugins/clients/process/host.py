@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +30,16 @@ log = logging.getLogger(__name__)
 class EngineHost:
     """Starts engine processes and finds the engine of the previous API process."""
 
-    def __init__(self, config: EngineConfig, registry: Registry, name: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: Registry,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """`name`: key of the engine in the parent; the stored note is the restart count."""
         self._name = name
+        self._environment = environment or {}
         self._launcher = make_launcher(config, registry)
         self._parent: Parent | None = registry.shared("parent", lambda: None)
         self._preserved = None if self._parent is None else self._parent.preserved(name)
@@ -56,7 +63,7 @@ class EngineHost:
     def start(self, start: Start) -> ChildProcess:
         """Start an engine."""
         group = Group(self._name, leads=True, outlives_parent=True)
-        return self._launcher.start(start, FromEngine, {}, group)
+        return self._launcher.start(start, FromEngine, self._environment, group)
 
     def close(self) -> None:
         """Release what the launcher holds, after the engine's end."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.clients.broker.connection import broker_connection
+from builtin_plugins.clients.ranks import local_ranks
 from core.api import ConfigError, Entry, hookimpl
 
 if TYPE_CHECKING:
@@ -35,8 +37,11 @@ def engine_admission_extensions() -> list[Any]:
 def supervised(config: EngineConfig, registry: Registry, listener: Listener) -> Client:
     """Start the process.
 
-    Raises `ConfigError` if pyzmq is missing.
+    Raises `ConfigError` if pyzmq is missing, and for ranks that do not exist.
     """
+    local_ranks(config)
+    if (connect := broker_connection(registry)) is not None:
+        return connect(config, registry, listener)
     try:
         from builtin_plugins.clients.process.supervised import (
             Supervised,

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.clients.binding import bind_to_share
 from builtin_plugins.clients.process.messages import (
     Abort,
     Add,
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     """Run an engine until `Stop`. Raises the error of a failed start or of an engine death."""
     channel.expect(ToEngine)
+    bind_to_share(start.config)
     EngineProcess(start, registry, channel).run()
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from math import inf
 from typing import Any, Final
@@ -63,11 +63,13 @@ class Supervised:
         name: str = "engine",
         rank: int = 0,
         on_loss: Callable[[EngineCalls], None] = lambda calls: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process; `wait` until it is ready.
 
         `name` is that of the process, `rank` the engine's among several. `on_loss` is called with
         the requests of a dead engine, before it is restarted; it may take them elsewhere.
+        `environment` has variables of the process in addition to those of this one.
         """
         self._start = Start(
             target="builtin_plugins.clients.process.process:run",
@@ -92,7 +94,7 @@ class Supervised:
         self._on_loss = on_loss
         self.unclaimed: list[str] = []
         """Resumable requests of the previous API process, if the engine was taken over."""
-        self._host = EngineHost(config, registry, name)
+        self._host = EngineHost(config, registry, name, environment)
         self._restarts = self._host.engine_restarts
         self._crash_count = 0
         self._ready_since_s = inf

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.commands.serve.parent import Parent, can_supervise
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
+from builtin_plugins.commands.serve.rank_servers import MULTI_PORT, RankServers
+from builtin_plugins.commands.serve.serving import serve
+from builtin_plugins.commands.serve.shared_state import num_api_servers
 from builtin_plugins.commands.serve.system import memory_limit, reopen_standard_streams
 from core.api import EngineError
 
@@ -36,7 +39,13 @@ class Serve:
         reopen_standard_streams()
         config = context.config
         registry = context.registry
+        if config.options.get(MULTI_PORT):
+            found = RankServers(config).run()
+            if isinstance(found, int):
+                return found
+            config = found
         limit_bytes = memory_limit(config.options.get("api_memory_limit"))
+        num_api_servers(config)
         if config.service.disable_frontend_multiprocessing:
             return self._serve(config, registry, None)
         if not can_supervise():
@@ -58,34 +67,13 @@ class Serve:
         return status
 
     def _serve(self, config: Any, registry: LoadedRegistry, parent: ParentHandle | None) -> int:
+        registry.shared("parent", lambda: parent)
+        if num_api_servers(config) > 1:
+            from builtin_plugins.commands.serve.api_servers import ApiServers  # lazy: needs ZeroMQ
+
+            limit_bytes = memory_limit(config.options.get("api_memory_limit"))
+            return ApiServers(config, registry, parent, limit_bytes).run()
         from core import AsyncLLM  # lazy: slow to import
 
-        server = registry.choose("servers")
-        routes = registry.entries("routes")
-        registry.shared("parent", lambda: parent)
-        parts = (server, *routes)
-        makers: list[Any] = []
-
-        def load_parts() -> None:
-            makers.extend(registry.load(registered) for registered in parts)
-            if hasattr(makers[0], "check") and (parent is None or not parent.restarts):
-                with registry.blame(server):
-                    makers[0].check(config)
-
-        engine = AsyncLLM.from_config(config, registry, meanwhile=load_parts)
-        try:
-            (make_server, *make_routes) = makers
-            groups = {}
-            for registered, make in zip(routes, make_routes, strict=True):
-                with registry.blame(registered):
-                    groups[registered.entry.name] = make(engine, engine.config)
-            with registry.blame(server):
-                made = make_server(engine, engine.config, groups)
-                if hasattr(made, "parent"):
-                    made.parent = parent
-                elif parent is not None:
-                    parent.report_serving()
-                status: int = made.run()
-        finally:
-            engine.shutdown()
-        return status
+        is_first = parent is None or not parent.restarts
+        return serve(config, registry, parent, AsyncLLM, checks=is_first)

@@ -18,9 +18,51 @@ def engine_commands() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Return the memory limit."""
+    """Return the number of API servers and the memory limit of each."""
+    count = "Number of processes that serve the port, with the same engines; default: 1."
     text = (
         "Memory above which the API process restarts, without the engine; 0: no limit; "
         "default: a quarter of the machine's, 1 to 8 GiB."
     )
-    return [Option("api_memory_limit", Annotated[Size, Range(0, 1 << 60)] | None, None, text)]
+    return [
+        Option("api_server_count", Annotated[int, Range(1, 256)] | None, None, count),
+        Option("api_memory_limit", Annotated[Size, Range(0, 1 << 60)] | None, None, text),
+        *_rank_servers(),
+    ]
+
+
+def _rank_servers() -> list[Option]:
+    """Return the options of one server per rank."""
+    seconds = Annotated[float, Range(0.01, 1e6)]
+    return [
+        Option(
+            "data_parallel_multi_port_external_lb",
+            bool,
+            False,
+            "One server per rank, from --port on, and a supervisor that restarts them.",
+        ),
+        Option(
+            "data_parallel_supervisor_port",
+            Annotated[int, Range(1, 65535)],
+            9256,
+            "Port at which the supervisor reports the state of the servers (/health).",
+        ),
+        Option(
+            "dp_supervisor_probe_interval_s",
+            seconds,
+            5.0,
+            "Seconds between two probes of a rank's server.",
+        ),
+        Option(
+            "dp_supervisor_probe_timeout_s",
+            seconds,
+            5.0,
+            "Seconds after which a probe has failed.",
+        ),
+        Option(
+            "dp_supervisor_probe_failure_threshold",
+            Annotated[int, Range(1, 1000)],
+            3,
+            "Failed probes in a row after which a server is killed and started again.",
+        ),
+    ]

@@ -43,6 +43,8 @@ class TraceSink:
     Invalid settings raise `ConfigError` before a model is loaded.
     """
 
+    per_api_server = True
+
     def __init__(self, config: EngineConfig) -> None:
         endpoint = config.options.get("otlp_traces_endpoint")
         detail = Detail.of(config)

@@ -28,7 +28,6 @@ def _any(*values: Any) -> Callable[[Any], bool]:
 
 NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     "swap_space": _any(0),
-    "api_server_count": _any(1),
     "mm_processor_cache_type": _any("shm"),
     "mm_processor_device": _any("cpu"),
     "mm_hasher_algorithm": _any("sha256"),

@@ -58,8 +58,15 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "safetensors_prefetch_num_threads": (int, 8),
         "safetensors_prefetch_block_size": (int, 16 << 20),
     },
-    "a worker uses the cores and devices this process may use: `taskset`, `numactl` or "
-    "CUDA_VISIBLE_DEVICES limit them, --num-threads sets the threads": {
+    "engines step on their own, and need no synchronization": {
+        "disable_nccl_for_dp_synchronization": (bool | None, None),
+        "dp_sync_interval": (int, 16),
+    },
+    "the log line of statistics is that of all engines of a server": {
+        "aggregate_engine_logging": (bool, False),
+    },
+    "several engines are bound each to its share of the cores (--data-parallel-cpu-binding); "
+    "`taskset`, `numactl` or CUDA_VISIBLE_DEVICES limit what this process may use": {
         "device_ids": (Text, None),
         "numa_bind": (bool, False),
         "numa_bind_cpus": (list[str] | None, None),

@@ -6,19 +6,16 @@ answer through `builtin_plugins.metric_sinks.api`.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from builtin_plugins.metric_sinks.prometheus.memory import heap_bytes, resident_bytes, touched_bytes
+from builtin_plugins.metric_sinks.prometheus.memory import process_memory, touched_bytes
 from builtin_plugins.metric_sinks.providers import (
     gauge_providers,
     histogram_providers,
     info_providers,
     memory_owners,
-    plugin_faults,
-    plugin_seconds,
 )
 
 if TYPE_CHECKING:
@@ -34,22 +31,6 @@ def engine_name(config: EngineConfig) -> str:
     """Return the name of the engine's process: with its rank if there are several."""
     rank = config.options.get("data_parallel_rank")
     return "engine" if rank is None else f"engine {rank}"
-
-
-def process_memory(registry: Registry, process: str) -> dict[str, Any]:
-    """Return the memory of this process, and the faults and time of its plugins, as plain data."""
-    used, free = heap_bytes()
-    owners = {owner: list(sizes) for owner, sizes in memory_owners(registry).usage().items()}
-    return {
-        "process": process,
-        "pid": os.getpid(),
-        "resident": resident_bytes(),
-        "heap_used": used,
-        "heap_free": free,
-        "owners": owners,
-        "faults": plugin_faults(registry),
-        "seconds": plugin_seconds(registry),
-    }
 
 
 class SchedulerMemory:

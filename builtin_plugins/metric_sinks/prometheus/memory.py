@@ -10,11 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from builtin_plugins.metric_sinks.providers import Histogram
+from builtin_plugins.metric_sinks.providers import (
+    Histogram,
+    memory_owners,
+    plugin_faults,
+    plugin_seconds,
+)
+
+if TYPE_CHECKING:
+    from core.api import Registry
 
 API: Final = "api"
 FREE_HEAP: Final = "free_heap"
@@ -67,6 +75,22 @@ def processes(
             )
     if os.getpid() not in seen:
         yield _process_memory(API, resident, free, owners, faults or {}, seconds or {})
+
+
+def process_memory(registry: Registry, process: str) -> dict[str, Any]:
+    """Return the memory of this process, and the faults and time of its plugins, as plain data."""
+    used, free = heap_bytes()
+    owners = {owner: list(sizes) for owner, sizes in memory_owners(registry).usage().items()}
+    return {
+        "process": process,
+        "pid": os.getpid(),
+        "resident": resident_bytes(),
+        "heap_used": used,
+        "heap_free": free,
+        "owners": owners,
+        "faults": plugin_faults(registry),
+        "seconds": plugin_seconds(registry),
+    }
 
 
 def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:

@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
+from builtin_plugins.clients.api import local_ranks
 from builtin_plugins.metric_sinks.prometheus.catalogue import (
     ENGINE,
     FEATURES,
@@ -59,7 +60,7 @@ class PrometheusSink:
         """Histograms of features, by metric."""
         given = config.options.get("custom_histogram_buckets")
         specs = with_custom_buckets(METRICS, given)
-        self._steps = StepMetrics(specs[: len(ENGINE)], config.parallel.data_parallel_size)
+        self._steps = StepMetrics(specs[: len(ENGINE)], local_ranks(config))
         families = {spec.name: Family(spec) for spec in specs[len(ENGINE) :]}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}

@@ -45,9 +45,9 @@ class EngineSteps:
 class StepMetrics:
     """Counts the steps of all engines."""
 
-    def __init__(self, specs: Iterable[MetricSpec], num_engines: int) -> None:
+    def __init__(self, specs: Iterable[MetricSpec], ranks: Iterable[int]) -> None:
         self._specs = list(specs)
-        self._engines = [EngineSteps(self._specs) for _ in range(num_engines)]
+        self._engines = {rank: EngineSteps(self._specs) for rank in ranks}
 
     def step(self, stats: StepStats) -> None:
         """Count one step of an engine."""
@@ -58,7 +58,7 @@ class StepMetrics:
         for spec in self._specs:
             parts = [
                 engine.families[spec.name].metric(prefix, {**labels, "engine": str(rank)})
-                for rank, engine in enumerate(self._engines)
+                for rank, engine in self._engines.items()
             ]
             for part in parts[1:]:
                 parts[0].samples.extend(part.samples)

@@ -205,6 +205,8 @@ class RequestHistories:
 class RecentRequests:
     """Metric sink that remembers recent requests, if `--enable-operator-routes` is set."""
 
+    per_api_server = True
+
     def __init__(self, config: EngineConfig) -> None:
         size = MAX_REQUESTS if config.options.get("enable_operator_routes") else 0
         self._requests: deque[RequestStats] = deque(maxlen=size)

@@ -20,7 +20,8 @@ def open_database(config: EngineConfig, registry: Registry | None) -> Database:
     place = config.options.get("responses_store") or ""
     scheme, separator, _ = place.partition("://")
     if not separator:
-        return SqliteDatabase(place)
+        several = (config.options.get("api_server_count") or 1) > 1
+        return SqliteDatabase(place, is_shared=several)
     hook = "engine_response_database"
     answers = [] if registry is None else registry.call_hook(hook, url=place, config=config)
     for _, database in answers:

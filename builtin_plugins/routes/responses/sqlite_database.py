@@ -35,10 +35,13 @@ class SqliteDatabase:
     """One connection to an SQLite database."""
 
     num_connections = 1
-    is_shared = False
 
-    def __init__(self, path: str) -> None:
-        """Open a file, or the memory if `path` is empty. Raises `ConfigError`."""
+    def __init__(self, path: str, *, is_shared: bool = False) -> None:
+        """Open a file, or the memory if `path` is empty. Raises `ConfigError`.
+
+        `is_shared`: other processes of this server use the file, too.
+        """
+        self.is_shared = is_shared
         try:
             if path:  # only readable by this user
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -30,6 +30,7 @@ from builtin_plugins.servers.http.limits import Limits, open_more_files
 from builtin_plugins.servers.http.sockets import (
     BACKLOG,
     DEFAULT_CIPHERS,
+    LISTENER,
     check_tls,
     close,
     listen,
@@ -82,6 +83,7 @@ class HttpServer:
         """The ASGI application, for tests and other servers."""
         self.url = ""
         """Address of the server, set by `run`."""
+        self._is_one_of_several = (config.options.get("api_server_count") or 1) > 1
         self._server: _Server | None = None
         self.parent: Parent | None = None
         """Parent process, which preserves the listening socket if this process dies."""
@@ -95,6 +97,16 @@ class HttpServer:
         _check_loop(config.options)
         _shutdown_timeout(config.options)
         close(listen(config.options), config.options)
+
+    @staticmethod
+    def open_listeners(config: EngineConfig, parent: Parent | None) -> dict[str, list[int]]:
+        """Return the listening socket, which several processes of this server share.
+
+        Raises `ConfigError` for an address that cannot be used.
+        """
+        listener = preserved_listener(parent) or listen(config.options)
+        preserve_listener(listener, parent, config.options)
+        return {LISTENER: [listener.detach()]}
 
     def run(self) -> int:
         """Serve until stopped; return 0, or 1 if the engine died.
@@ -156,7 +168,8 @@ class HttpServer:
             ws="websockets-sansio" if importlib.util.find_spec("websockets") else "none",
             ws_max_size=self.app.limits.request_bytes,
             lifespan="on",
-            backlog=self.app.limits.accept_batch,
+            # Processes that share the socket accept in turn.
+            backlog=1 if self._is_one_of_several else self.app.limits.accept_batch,
             timeout_keep_alive=self.app.limits.keep_alive_s,  # type: ignore[arg-type]
             # Larger than our own limit, which has a better error.
             h11_max_incomplete_event_size=self.app.limits.head_bytes + 1024 * 1024,

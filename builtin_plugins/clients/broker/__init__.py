@@ -1,0 +1,1 @@
+"""The broker: between several API servers and the engines that they share."""
