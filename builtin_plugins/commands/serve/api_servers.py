@@ -99,6 +99,8 @@ class ApiServers:
                 time.sleep(TICK_S)
                 for server in self._servers:
                     server.check()
+                    if server.error is not None and not has_served:
+                        raise server.error
                 if not has_served and all(server.is_serving for server in self._servers):
                     has_served = True
                     if self._parent is not None:
@@ -107,9 +109,6 @@ class ApiServers:
                     has_drained = True
                     if self._parent is not None:
                         self._parent.report_drained()
-            for server in self._servers:
-                if server.error is not None and not has_served:
-                    raise server.error
             return max(server.status for server in self._servers)
         finally:
             for number, handler in previous.items():
@@ -168,9 +167,12 @@ class ApiServer:
         return self._serving_since_s < inf
 
     def send_signal(self, number: int) -> None:
-        """Drain it, or stop it at once with the second signal."""
-        if not self.has_ended:
+        """Drain it, or stop it at once with the second signal or while it starts."""
+        if self.is_serving:
             self._child.process.send_signal(number)
+        else:
+            self.status = 0
+            self.kill()
 
     def kill(self) -> None:
         """Kill it."""
@@ -260,5 +262,6 @@ class ApiServer:
             return
         log.error("API server %d died and is restarted: %s", self._index, error)
         time.sleep(min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._crash_count - 1) - 1)))
-        self._restarts += 1
-        self._child = self._launch()
+        if not self.has_ended:  # a signal may have come
+            self._restarts += 1
+            self._child = self._launch()

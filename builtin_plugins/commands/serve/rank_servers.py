@@ -1,8 +1,8 @@
 """One server per rank (`--data-parallel-multi-port-external-lb`), below a supervisor with a port.
 
 Each server is forked from this process with the port after the one before, and restarts its own
-parts. The supervisor restarts a server that is killed or that no longer answers; its own port reports
-their state, for a load balancer or an orchestrator. No event loop runs while it forks.
+parts. The supervisor restarts a server that is killed or that no longer answers. Its own port
+reports their state to a load balancer or an orchestrator. No event loop runs while it forks.
 """
 
 from __future__ import annotations

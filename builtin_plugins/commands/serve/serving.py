@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from core.api import Registry
+from core.api import ConfigError, Registry
 
 
 def serve(
@@ -33,6 +33,8 @@ def serve(
             with registry.blame(server):
                 makers[0].check(config)
 
+        _check_one_process(config, zip(routes, makers[1:], strict=True))
+
     engine = frontend.from_config(config, registry, meanwhile=load_parts)
     try:
         prepare(engine)
@@ -51,3 +53,15 @@ def serve(
     finally:
         engine.shutdown()
     return status
+
+
+def _check_one_process(config: Any, groups: Iterable[tuple[Any, Any]]) -> None:
+    """Raise `ConfigError` for routes that several API servers cannot serve."""
+    count = config.options.get("api_server_count") or 1
+    for registered, make in groups:
+        reason = getattr(make, "one_process", "")
+        if reason and count > 1:
+            raise ConfigError(
+                f"--api-server-count: got {count}; expected 1 with the routes "
+                f"{registered.entry.name!r}: {reason}. Remove one of them."
+            )

@@ -12,6 +12,7 @@ from core.api import ConfigError, EngineConfig
 COUNT: Final = "api_server_count"
 OWN_STATE: Final[Mapping[str, str]] = {
     "stream_resume_timeout": "a client may reconnect to another process, which has no events of it",
+    "enable_server_load_tracking": "/load would have the requests of one process",
     "enable_runtime_lora": "other processes would not know an adapter that one of them has loaded",
 }
 """Options of which the state is in one API server's memory, with the reason of the refusal."""

@@ -31,7 +31,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "VLLM_ATTENTION_BACKEND": "--attention-backend",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "--num-threads",
-    "VLLM_CPU_OMP_THREADS_BIND": "taskset and --num-threads",
+    "VLLM_CPU_OMP_THREADS_BIND": "--data-parallel-cpu-binding, taskset and --num-threads",
     "VLLM_DO_NOT_TRACK": "nothing is reported",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "--disable-frontend-multiprocessing",
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--step-timeout",

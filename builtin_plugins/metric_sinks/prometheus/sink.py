@@ -50,7 +50,8 @@ class PrometheusSink:
     def __init__(self, config: EngineConfig) -> None:
         names = config.model.served_model_name or [config.model.model]
         self._prefix = _checked(config.options.get("metrics_prefix", "engine_"))
-        self._labels = {"model_name": names[0], "engine": "0"}
+        ranks = local_ranks(config)
+        self._labels = {"model_name": names[0], "engine": str(ranks[0])}
         self._cache_labels: dict[str, str] = {}
         self._infos: dict[str, dict[str, str]] = {}
         """Labels of the features' info metrics, by metric."""
@@ -60,7 +61,7 @@ class PrometheusSink:
         """Histograms of features, by metric."""
         given = config.options.get("custom_histogram_buckets")
         specs = with_custom_buckets(METRICS, given)
-        self._steps = StepMetrics(specs[: len(ENGINE)], local_ranks(config))
+        self._steps = StepMetrics(specs[: len(ENGINE)], ranks)
         families = {spec.name: Family(spec) for spec in specs[len(ENGINE) :]}
         self._families = families
         numbers = {name: family for name, family in families.items() if not family.spec.buckets}

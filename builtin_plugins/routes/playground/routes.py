@@ -57,6 +57,7 @@ class PlaygroundRoutes:
 
     public_paths = frozenset(FILES)
     quiet_paths = frozenset({"/playground/state"})
+    one_process = "its counters are those of one process"
 
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine

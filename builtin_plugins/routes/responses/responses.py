@@ -101,6 +101,7 @@ class Responses:
         self._image_placeholder = image_placeholder
         self._resume_s = resume_s
         self._ledger = ledger
+        self._is_one_of_several = (engine.config.options.get("api_server_count") or 1) > 1
 
     async def create(self, request: Request, session: Session | None = None) -> Any:
         """An answer, whole, streamed or made in the background.
@@ -115,6 +116,12 @@ class Responses:
             modalities=served_modalities(self._engine),
         )
         fields = parsed.fields
+        if fields.background and self._is_one_of_several:
+            raise InvalidRequest(
+                "background",
+                "got true; expected false on a server with several API servers "
+                "(--api-server-count), of which one would know the running answer. Stream it.",
+            )
         model = await choose_model(self._engine, fields.model)
         recorded: RecordedRun | None = None
         try:

@@ -51,15 +51,25 @@ class Limits:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Limits:
-        """Read the options. Raises `ConfigError` for impossible limits."""
+        """Read the options. Raises `ConfigError` for impossible limits.
+
+        Each of several API servers has its share of what one server may have.
+        """
+        processes = options.get("api_server_count") or 1
         connections = options.get("max_connections")
         spare = SPARE_CONNECTIONS
         if connections is None:
             connections, spare = _default_connections()
+        else:  # that of the whole server; the limit of open files is each process's own
+            connections = -(-connections // processes)
         request_bytes = options.get("max_request_bytes", 10 * MIB)
         in_flight = options.get("max_bytes_in_flight")
         of_client = options.get("max_client_bytes_in_flight")
         in_flight = max(256 * MIB, 8 * request_bytes) if in_flight is None else in_flight
+        of_client = max(in_flight // 4, request_bytes) if of_client is None else of_client
+        if processes > 1:
+            of_client = max(request_bytes, -(-of_client // processes))
+            in_flight = max(of_client, -(-in_flight // processes))
         limits = cls(
             request_bytes=request_bytes,
             head_bytes=options.get("h11_max_incomplete_event_size", 64 * 1024),
@@ -71,7 +81,7 @@ class Limits:
             keep_alive_s=options.get("timeout_keep_alive", 75.0),
             sse_keep_alive_s=options.get("sse_keep_alive_interval", 0.0),
             bytes_in_flight=in_flight,
-            client_bytes=max(in_flight // 4, request_bytes) if of_client is None else of_client,
+            client_bytes=of_client,
         )
         _check("max_request_bytes", limits.request_bytes, 1, "would refuse every request")
         _check(

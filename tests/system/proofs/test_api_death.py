@@ -113,7 +113,7 @@ def serving(folder: Path, model: str, *flags: str, status: int | None = 0) -> It
     (folder / "tmp").mkdir()
     command = [sys.executable, "-P", "-c", COMMAND, "serve", model, "--served-model-name", "tiny"]
     command += ["--max-model-len", "512", "--kv-cache-memory-bytes", "32M", *COLD, *flags]
-    command += [] if "--uds" in flags else ["--port", "0"]
+    command += [] if {"--uds", "--port"} & set(flags) else ["--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
