@@ -56,7 +56,9 @@ class Registry:
 
 
 def request(name: str) -> EngineRequest:
-    return EngineRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingParams())
+    return EngineRequest(
+        request_id=name, prompt_token_ids=[1], sampling=SamplingParams(), seed=0, max_tokens=9
+    )
 
 
 class Server:
@@ -207,4 +209,5 @@ def test_shared_sinks_of_an_api_server_are_replaced_by_one_that_forwards() -> No
     copies = [msgspec.msgpack.decode(msgspec.msgpack.encode(each), type=Observed) for each in sent]
     assert copies[0].request is not None
     assert copies[0].request.extra_fields == {"counts": {"x": 1}}
-    assert copies[1].tokens == TokenStats(5, first_token_s=[0.5])
+    assert copies[1].tokens is not None
+    assert (copies[1].tokens.generated_tokens, copies[1].tokens.first_token_s) == (5, [0.5])
