@@ -47,9 +47,17 @@ class BrokerClient:
     """Implements the contract of clients over the channel to the broker."""
 
     def __init__(
-        self, channel: ParentChannel, listener: Listener, memory: Callable[[], bytes]
+        self,
+        channel: ParentChannel,
+        listener: Listener,
+        memory: Callable[[], bytes],
+        options: Mapping[str, Any],
     ) -> None:
-        """`memory` returns a report of this process's memory."""
+        """`memory` returns a report of this process's memory.
+
+        `options` are those of API servers that the engines' configuration does not have.
+        """
+        self._options = options
         channel.expect(ToApiServer)
         self._memory = memory
         self._reported_s = -inf
@@ -183,7 +191,10 @@ class BrokerClient:
                 case Status():
                     self._note(message)
                 case Ready(config, info):
+                    options = {**config.options, **self._options}
+                    config = dataclasses.replace(config, options=options)
                     self._status = dataclasses.replace(self._status, state="ready")
+                    self._status_s = time.monotonic()
                     self._ready.set_result(Running(config, info))
 
     def _note(self, message: Status) -> None:

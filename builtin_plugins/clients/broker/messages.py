@@ -25,6 +25,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Number of its restarts."""
     descriptors: dict[str, list[int]]
     """Inherited descriptors that all API servers share, by name."""
+    options: dict[str, str]
+    """Options that only API servers have."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

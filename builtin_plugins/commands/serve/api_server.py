@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,9 +36,10 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     memory = partial(_memory, registry, start.process)
 
     def connect(config: EngineConfig, registry: Registry, listener: Listener) -> Client:
-        return BrokerClient(channel, listener, memory)
+        return BrokerClient(channel, listener, memory, begin.options)
 
     broker_connection(registry, connect)
+    config = replace(start.config, options={**start.config.options, **begin.options})
     parent = BrokerParent(channel, begin, is_first=start.rank == 0)
     status = serve(start.config, registry, parent, ApiServerLLM, checks=False, prepare=_share_sinks)
     channel.send(messages.Left(status))

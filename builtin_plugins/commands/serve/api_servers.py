@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Final
 
 from builtin_plugins.clients.api import EngineBroker, messages
-from builtin_plugins.commands.serve.shared_state import num_api_servers, with_shared_store
+from builtin_plugins.commands.serve.shared_state import num_api_servers, shared_options
 from builtin_plugins.commands.serve.system import limit_allocations, resident_bytes
 from builtin_plugins.commands.sizes import show_bytes
 from builtin_plugins.executors.api import TICK_S, Child, Start
@@ -56,11 +56,11 @@ class ApiServers:
         """Serve until a signal, or the engines' death; return the exit status."""
         descriptors = self._open()
         with tempfile.TemporaryDirectory(prefix=f"engine-{os.getpid()}-") as folder:
-            config = with_shared_store(self._config, Path(folder))
-            self._broker = EngineBroker(config, self._registry)
+            options = shared_options(self._config, Path(folder))
+            self._broker = EngineBroker(self._config, self._registry)
             try:
                 for index in range(self._count):
-                    self._servers.append(ApiServer(self, config, index, descriptors))
+                    self._servers.append(ApiServer(self, index, descriptors, options))
                 self._broker.wait()
                 return self._follow()
             finally:
@@ -131,11 +131,13 @@ class ApiServer:
     def __init__(
         self,
         owner: ApiServers,
-        config: EngineConfig,
         index: int,
         descriptors: Mapping[str, Sequence[int]],
+        options: Mapping[str, str],
     ) -> None:
         self._owner = owner
+        self._options = dict(options)
+        config = owner._config
         self._index = index
         self._descriptors = {name: list(each) for name, each in descriptors.items()}
         self._max_restarts = config.service.max_restarts
@@ -208,7 +210,7 @@ class ApiServer:
         child = Child(self._start, messages.FromApiServer, leader=False, launch=launch)
         if self._owner._memory_limit:
             limit_allocations(child.pid, self._owner._memory_limit)
-        child.channel.send(messages.Begin(self._restarts, self._descriptors))
+        child.channel.send(messages.Begin(self._restarts, self._descriptors, self._options))
         return child
 
     # --- in its thread

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -41,9 +40,8 @@ def num_api_servers(config: EngineConfig) -> int:
     return count
 
 
-def with_shared_store(config: EngineConfig, folder: Path) -> EngineConfig:
-    """Return the configuration with a store of responses that all API servers share."""
+def shared_options(config: EngineConfig, folder: Path) -> dict[str, str]:
+    """Return the options of API servers that make them share a store of responses."""
     if config.options.get("responses_store"):
-        return config
-    options = {**config.options, "responses_store": str(folder / "responses.sqlite")}
-    return replace(config, options=options)
+        return {}
+    return {"responses_store": str(folder / "responses.sqlite")}

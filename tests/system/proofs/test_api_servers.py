@@ -26,7 +26,8 @@ TEXT = "a prompt that the scripted model repeats token by token, " * 2
 
 
 def children(pid: int) -> set[int]:
-    return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
+    return {int(each) for task in tasks for each in task.read_text().split()}
 
 
 def api_servers(service: Service) -> set[int]:
@@ -100,7 +101,9 @@ def test_killed_api_server_ends_its_own_streams_only(tmp_path: Path) -> None:
         assert engines(service) == same
         wait_for(lambda: len(api_servers(service)) == 2)
         assert killed not in api_servers(service)
-        wait_for(lambda: httpx.get(f"{service.url}/health").json()["running"] == 0)
+        wait_for(
+            lambda: httpx.get(f"{service.url}/health", timeout=TIMEOUT_S).json()["running"] == 0
+        )
         health = httpx.get(f"{service.url}/health", timeout=TIMEOUT_S).json()
         assert health["open_requests"] == 0
         assert health["restarts"] == 0
@@ -140,7 +143,11 @@ def test_equal_requests_are_balanced_whichever_api_server_has_them(tmp_path: Pat
         shares = asyncio.run(main(service))
         assert sum(shares) == 64
         assert all(15 <= share <= 17 for share in shares), shares
-        wait_for(lambda: httpx.get(f"{service.url}/health").json()["open_requests"] == 0)
+        wait_for(
+            lambda: (
+                httpx.get(f"{service.url}/health", timeout=TIMEOUT_S).json()["open_requests"] == 0
+            )
+        )
 
 
 def test_metrics_health_and_stored_responses_are_the_same_everywhere(tmp_path: Path) -> None:
