@@ -41,7 +41,7 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     broker_connection(registry, connect)
     config = replace(start.config, options={**start.config.options, **begin.options})
     parent = BrokerParent(channel, begin, is_first=start.rank == 0)
-    status = serve(start.config, registry, parent, ApiServerLLM, checks=False, prepare=_share_sinks)
+    status = serve(config, registry, parent, ApiServerLLM, checks=False, prepare=_share_sinks)
     channel.send(messages.Left(status))
 
 
