@@ -36,9 +36,9 @@ class Listener:
     """Receives the statistics of each step; None: they are not sent."""
     died: Callable[[BaseException], None]
     """Called once, when the engine has ended and will not be restarted."""
-    started: Callable[[list[str]], None]
-    """Receives the ids of requests that the next step computes for the first
-    time.
+    started: Callable[[list[str], int], None]
+    """Receives the ids of requests that enter the batch,
+    and the rank of their engine.
     """
     stage: Callable[[str], None] = _ignore_stage
     """Receives the name of each start-up stage."""

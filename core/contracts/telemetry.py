@@ -32,21 +32,21 @@ class StepStats:
     """Rank of the engine among those of its client."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenStats:
-    """The tokens of one delivery to open requests; an engine step has one
-    delivery or none.
-    """
+    """Tokens of one engine in one delivery."""
 
     generated_tokens: int
     prompt_tokens: int = 0
     """Prompt tokens of the requests that received their first token."""
     cached_tokens: int = 0
     """Those prompt tokens that came from the prefix cache."""
-    first_token_s: Sequence[float] = ()
+    first_token_s: list[float] = field(default_factory=list)
     """Seconds from arrival to first token, for each first token delivered."""
-    inter_token_s: Sequence[float] = ()
+    inter_token_s: list[float] = field(default_factory=list)
     """Seconds since the previous token, for each sequence that had one."""
+    engine: int = 0
+    """Rank of their engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class RequestStats:
     request_id: str = ""
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of its outputs that features filled."""
+    engine: int = 0
+    """Rank of its last engine."""
 
     @property
     def counts(self) -> Mapping[str, float]:

@@ -122,7 +122,8 @@ class ThreadClient:
             self._core.shutdown()
             raise
         self._core.observe = self._listener.observe
-        self._core.starting = self._listener.started
+        started = self._listener.started
+        self._core.starting = lambda ids: started(ids, 0)
         self._core.notify = lambda: self._inbox.put((lambda: None, Future()))
         return Running(built.config, built.info)
 

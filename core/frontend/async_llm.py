@@ -87,7 +87,7 @@ class AsyncLLM(ServedEngine):
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> Self:
-        """Return an engine for a complete configuration and loaded plugins.
+        """Return an engine for a configuration and loaded plugins.
 
         `meanwhile` is called while the engine starts.
         """
@@ -253,8 +253,8 @@ class AsyncLLM(ServedEngine):
 
     # --- from the client's thread
 
-    def _started(self, engine_ids: Sequence[str]) -> None:
-        self._streams.outputs.started(engine_ids, time.monotonic())
+    def _started(self, engine_ids: Sequence[str], engine: int) -> None:
+        self._streams.outputs.started(engine_ids, engine, time.monotonic())
 
     def _observe(self, stats: StepStats) -> None:
         self._last_stats[stats.engine] = stats
@@ -272,7 +272,7 @@ class AsyncLLM(ServedEngine):
             raise EngineDead(f"the engine has stopped: {status.reason}")
 
     def health(self) -> dict[str, Any]:
-        """Return the body of `/health`: engine status, queue sizes, failed sinks."""
+        """Return the body of `/health`."""
         status = self._client.status()
         last = list(self._last_stats.values())
         return {

@@ -30,6 +30,8 @@ class ClientRequest:
     started_s: float | None = None
     """Time of the first step that computed it."""
     first_token_s: float | None = None
+    engine: int = 0
+    """Rank of its engine."""
     error: str | None = None
     pooled: Pooled | None = None
     num_open: int = 0

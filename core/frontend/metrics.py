@@ -110,40 +110,31 @@ class RequestMeter:
 
     def __init__(self, sinks: MetricSinks) -> None:
         self._sinks = sinks
-        self._reset()
-
-    def _reset(self) -> None:
-        self._generated = 0
-        self._prompt = 0
-        self._cached = 0
-        self._first_token_s: list[float] = []
-        self._inter_token_s: list[float] = []
+        self._tokens: dict[int, TokenStats] = {}
+        """Tokens of this delivery, by engine."""
 
     def tokens(
         self, client: ClientRequest, sequence: OutputSequence, count: int, now_s: float
     ) -> None:
-        """Count new tokens of a sequence, before request and sequence are updated."""
-        self._generated += count
+        """Count new tokens, before request and sequence are updated."""
+        rank = client.engine
+        stats = self._tokens.get(rank)
+        if stats is None:
+            stats = TokenStats(0, engine=rank)
+            self._tokens[rank] = stats
+        stats.generated_tokens += count
         if sequence.last_token_s is not None:
-            self._inter_token_s.append(now_s - sequence.last_token_s)
+            stats.inter_token_s.append(now_s - sequence.last_token_s)
         elif client.first_token_s is None:
-            self._first_token_s.append(now_s - client.arrival_s)
-            self._prompt += len(client.prompt_token_ids)
-            self._cached += client.num_cached_tokens or 0
+            stats.first_token_s.append(now_s - client.arrival_s)
+            stats.prompt_tokens += len(client.prompt_token_ids)
+            stats.cached_tokens += client.num_cached_tokens or 0
 
     def delivered(self) -> None:
         """Record the tokens since the last call."""
-        if self._generated:
-            self._sinks.record(
-                TokenStats(
-                    self._generated,
-                    self._prompt,
-                    self._cached,
-                    self._first_token_s,
-                    self._inter_token_s,
-                )
-            )
-            self._reset()
+        for stats in self._tokens.values():
+            self._sinks.record(stats)
+        self._tokens.clear()
 
     def finished(self, client: ClientRequest, reason: str, now_s: float) -> None:
         """Record a finished request."""
@@ -165,5 +156,6 @@ class RequestMeter:
                 max_tokens=client.sampling.max_tokens,
                 request_id=client.request_id,
                 extra_fields=client.extra_fields,
+                engine=client.engine,
             )
         )

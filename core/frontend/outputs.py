@@ -83,7 +83,7 @@ class OutputProcessor:
         return client
 
     def engine_ids(self, request_id: str) -> list[str]:
-        """Return the engine ids of a request's unfinished sequences; empty if it is unknown."""
+        """Return the engine ids of a request's unfinished sequences."""
         client = self._by_request_id.get(request_id)
         if client is None:
             return []
@@ -94,24 +94,25 @@ class OutputProcessor:
         ]
 
     def drop(self, request_id: str) -> ClientRequest | None:
-        """Remove and return a request in any state; None if it is unknown."""
+        """Remove and return a request; None if it is unknown."""
         client = self._by_request_id.pop(request_id, None)
         if client is not None:
             for engine_id in client.sequences:
                 self._by_engine_id.pop(engine_id, None)
         return client
 
-    def started(self, engine_ids: Sequence[str], now_s: float) -> None:
-        """Record the first step of these engine requests. Safe to call from another thread."""
+    def started(self, engine_ids: Sequence[str], engine: int, now_s: float) -> None:
+        """Record engine and first step of engine requests, from any thread."""
         for engine_id in engine_ids:
-            found = self._by_engine_id.get(engine_id)
-            if found is not None and found[0].started_s is None:
-                found[0].started_s = now_s
+            if found := self._by_engine_id.get(engine_id):
+                client, _ = found
+                client.engine = engine
+                client.started_s = client.started_s or now_s
 
     def set_delivery_callback(
         self, request_id: str, try_deliver: Callable[[CompletionOutput], bool]
     ) -> None:
-        """Offer deltas of a streamed request to a callback before they become outputs."""
+        """Offer deltas to a callback before they become outputs."""
         self._by_request_id[request_id].try_deliver = try_deliver
 
     def process(
@@ -155,7 +156,7 @@ class OutputProcessor:
     def _append(
         self, client: ClientRequest, sequence: OutputSequence, delta: RequestDelta, now_s: float
     ) -> bool:
-        """Add one delta to its sequence; return whether the sequence ended."""
+        """Add one delta to its sequence; return whether it ended."""
         if client.num_cached_tokens is None:
             client.num_cached_tokens = delta.num_cached_tokens
         if delta.token_ids:
@@ -189,7 +190,7 @@ class OutputProcessor:
     def _output(
         self, client: ClientRequest, sequence: OutputSequence, now_s: float
     ) -> RequestOutput | None:
-        """Return the output to deliver now; None if there is none yet."""
+        """Return the output to deliver now, if there is one."""
         kind = client.sampling.output_kind
         if not client.streams and client.num_open and kind is RequestOutputKind.FINAL_ONLY:
             return None

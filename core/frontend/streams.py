@@ -41,7 +41,7 @@ class OutputStreams:
         meter: RequestMeter | None,
         abort: Callable[[Sequence[str]], object],
     ) -> None:
-        """Complete the object once the engine has started; `abort` aborts engine requests."""
+        """Complete the object; `abort` aborts engine requests."""
         self.outputs = outputs
         self._meter = meter
         self._abort = abort
@@ -128,6 +128,6 @@ class OutputStreams:
             self._event_loop.call_soon_threadsafe(self.fail_all, error)
 
     def _deliver_pending(self) -> None:
-        """Deliver the outputs of all steps since the last call, merged per request."""
+        """Deliver all outputs since the last call, merged per request."""
         if pending := [self._undelivered.popleft() for _ in range(len(self._undelivered))]:
             self.deliver([delta for outputs in pending for delta in outputs])

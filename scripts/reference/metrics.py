@@ -11,16 +11,21 @@ INTRO = """\
 # Metrics
 
 Every name starts with `engine_` (`--metrics-prefix`). A counter ends with `_total`, a histogram
-with `_bucket`, `_sum` and `_count`. Every metric has the labels `model_name` and `engine`; its own
-labels are in brackets. [What is counted](../guides/observability.md#metrics) explains them.
+with `_bucket`, `_sum` and `_count`. Every metric has the label `model_name`, those of an engine
+also `engine`; further labels are in brackets. [What is
+counted](../guides/observability.md#metrics) explains them.
 """
 SECTIONS: tuple[tuple[str, Sequence[MetricSpec]], ...] = (
-    ("Each step of the engine", catalogue.ENGINE),
-    ("Each delivery of tokens", catalogue.TOKEN),
-    ("Each finished request", (*catalogue.REQUEST, *catalogue.FEATURES)),
-    ("Each HTTP request", catalogue.HTTP),
-    ("Each tool call", catalogue.CALLS),
-    ("Read on each scrape", (*catalogue.STATE, *catalogue.PLUGINS, *catalogue.MEMORY)),
+    ("Of an engine: each step", catalogue.ENGINE),
+    ("Of an engine: each delivery of tokens", catalogue.TOKEN),
+    ("Of an engine: each finished request", (*catalogue.REQUEST, *catalogue.FEATURES)),
+    ("Of an engine: read on each scrape", catalogue.ENGINE_STATE),
+    ("Of the server: each HTTP request", catalogue.HTTP),
+    ("Of the server: each tool call", catalogue.CALLS),
+    (
+        "Of the server: read on each scrape",
+        (*catalogue.SERVER_STATE, *catalogue.PLUGINS, *catalogue.MEMORY),
+    ),
 )
 
 

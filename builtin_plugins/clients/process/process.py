@@ -71,7 +71,7 @@ class EngineProcess:
             self._deliver,
             None if start.config.observability.disable_log_stats else self._observe,
             died=self._on_engine_death,
-            started=lambda request_ids: channel.send(Started(request_ids)),
+            started=lambda request_ids, engine: channel.send(Started(request_ids)),
             stage=channel.stage,
         )
         self._client: Client = registry.load(

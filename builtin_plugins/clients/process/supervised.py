@@ -209,7 +209,7 @@ class Supervised:
                 self._calls.answer(message)
             elif isinstance(message, Started):
                 self._calls.started(message.request_ids)
-                self._listener.started(message.request_ids)
+                self._listener.started(message.request_ids, self._start.rank)
 
     def _deliver(self, outputs: Outputs) -> None:
         step = self._calls.record(outputs.step)

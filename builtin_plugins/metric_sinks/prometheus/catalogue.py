@@ -36,7 +36,7 @@ SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric. Every one has the labels `model_name` and `engine`, and those in `labels`."""
+    """One metric. Every one has the label `model_name`, and those in `labels`."""
 
     name: str
     """Name without prefix; on the page a counter ends with `_total`."""
@@ -152,6 +152,16 @@ FEATURES: Final = (
     ),
 )
 """Metrics of features for each ended request; a count with a label is named `name/label`."""
+ENGINE_STATE: Final = (
+    MetricSpec(
+        "cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."
+    ),
+    MetricSpec("ready", "gauge", "1 while requests are computed, else 0."),
+    MetricSpec("restarts", "counter", "Times the engine's process was started again."),
+)
+"""Metrics of the current state of an engine, read at a scrape."""
+BY_ENGINE: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *ENGINE_STATE)
+"""Metrics with the label `engine`: the rank of the engine."""
 HTTP: Final = (
     MetricSpec(
         "http_requests", "counter", "HTTP requests answered.", labels=("path", "method", "status")
@@ -169,19 +179,14 @@ CALLS: Final = (
     ),
 )
 """Metrics of each answer with tool calls."""
-STATE: Final = (
-    MetricSpec(
-        "cache_config_info", "gauge", "Always 1; the labels are the settings of the KV cache."
-    ),
-    MetricSpec("ready", "gauge", "1 while requests are computed, else 0."),
+SERVER_STATE: Final = (
     MetricSpec("requests_open", "gauge", "Requests accepted and not ended."),
-    MetricSpec("restarts", "counter", "Times the engine's process was started again."),
     MetricSpec(
         "server_restarts", "counter", "Times the API process was started again by its parent."
     ),
     MetricSpec("sink_faults", "counter", "Exceptions of metric sinks.", labels=("sink",)),
 )
-"""Metrics of the current state, read at a scrape."""
+"""Metrics of the current state of the server, read at a scrape."""
 PLUGINS: Final = (
     MetricSpec(
         "plugin_faults", "counter", "Exceptions in a plugin's code.", labels=("plugin", "process")
@@ -204,4 +209,6 @@ MEMORY: Final = (
     ),
 )
 """Memory by process and owner, read at a scrape."""
-METRICS: Final = (*ENGINE, *TOKEN, *REQUEST, *FEATURES, *HTTP, *CALLS, *STATE, *PLUGINS, *MEMORY)
+BY_SERVER: Final = (*HTTP, *CALLS, *SERVER_STATE, *PLUGINS, *MEMORY)
+"""Metrics without the label `engine`."""
+METRICS: Final = (*BY_ENGINE, *BY_SERVER)

@@ -17,6 +17,7 @@ from builtin_plugins.metric_sinks.providers import (
     info_providers,
     memory_owners,
 )
+from core.api.planning import NULL_BLOCKS
 
 if TYPE_CHECKING:
     from core.api import EngineConfig, Registry
@@ -27,10 +28,10 @@ INDEX_ENTRY_BYTES: Final = 400
 """Measured size, rounded up, of a block's entries in its pool and in the prefix cache, in bytes."""
 
 
-def engine_name(config: EngineConfig) -> str:
-    """Return the name of the engine's process: with its rank if there are several."""
-    rank = config.options.get("data_parallel_rank")
-    return "engine" if rank is None else f"engine {rank}"
+def engine_rank(config: EngineConfig) -> int | None:
+    """Return the rank of the engine; None: it is the only one."""
+    rank: int | None = config.options.get("data_parallel_rank")
+    return rank
 
 
 class SchedulerMemory:
@@ -38,13 +39,17 @@ class SchedulerMemory:
 
     name = NAME
 
-    def __init__(self, registry: Registry, process: str = "engine") -> None:
-        self._process = process
+    def __init__(self, registry: Registry, rank: int | None = None) -> None:
+        """`rank`: that of the engine if there are several; its process is named by it."""
+        self._rank = rank or 0
+        self._process = "engine" if rank is None else f"engine {rank}"
         self._registry = registry
 
     def attach(self, scheduler: Any) -> None:
         """Register the size of the index and its maximum."""
-        max_bytes = INDEX_ENTRY_BYTES * sum(pool.num_blocks for pool in scheduler.kv.layout.pools)
+        pools = scheduler.kv.layout.pools
+        self._num_blocks = sum(pool.num_blocks - NULL_BLOCKS for pool in pools)
+        max_bytes = INDEX_ENTRY_BYTES * sum(pool.num_blocks for pool in pools)
         owners = memory_owners(self._registry)
 
         def size() -> int:
@@ -66,7 +71,9 @@ class SchedulerMemory:
                 histograms[name] = (histogram.bounds, histogram.counts, histogram.sum)
         infos = {name: dict(info()) for name, info in info_providers(self._registry).items()}
         telemetry = {"infos": infos, "numbers": gauges, "histograms": histograms}
-        return msgspec.json.encode(process_memory(self._registry, self._process) | telemetry)
+        cache = {"engine": self._rank, "num_blocks": self._num_blocks}
+        memory = process_memory(self._registry, self._process)
+        return msgspec.json.encode(memory | telemetry | cache)
 
 
 class WorkerMemory:
@@ -74,9 +81,10 @@ class WorkerMemory:
 
     name = NAME
 
-    def __init__(self, registry: Registry, engine: str = "engine") -> None:
+    def __init__(self, registry: Registry, rank: int | None = None) -> None:
+        """`rank`: that of the engine if there are several."""
         self._registry = registry
-        self._prefix = "" if engine == "engine" else f"{engine} "
+        self._prefix = "" if rank is None else f"engine {rank} "
         self._process = f"{self._prefix}rank 0"
 
     def attach(self, parts: WorkerParts) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from builtin_plugins.metric_sinks.providers import (
-    Histogram,
-    memory_owners,
-    plugin_faults,
-    plugin_seconds,
-)
+from builtin_plugins.metric_sinks.providers import memory_owners, plugin_faults, plugin_seconds
 
 if TYPE_CHECKING:
     from core.api import Registry
@@ -91,39 +85,6 @@ def process_memory(registry: Registry, process: str) -> dict[str, Any]:
         "faults": plugin_faults(registry),
         "seconds": plugin_seconds(registry),
     }
-
-
-def infos(engine: Sequence[bytes]) -> dict[str, dict[str, str]]:
-    """Return the labels of info metrics in the engines' answers."""
-    found: dict[str, dict[str, str]] = {}
-    for infos_of_one in _decoded(engine, "infos"):
-        found |= infos_of_one
-    return found
-
-
-def gauges(engine: Sequence[bytes]) -> dict[str, float]:
-    """Return the gauges and counters in the engines' answers, summed up."""
-    found: Counter[str] = Counter()
-    for numbers in _decoded(engine, "numbers"):
-        found.update(numbers)
-    return dict(found)
-
-
-def histograms(engine: Sequence[bytes]) -> dict[str, Histogram]:
-    """Return the histograms in the engines' answers, summed up."""
-    found: dict[str, Histogram] = {}
-    for histograms_of_one in _decoded(engine, "histograms"):
-        for name, (bounds, counts, total) in histograms_of_one.items():
-            known = found.setdefault(name, Histogram(bounds))
-            for index, count in enumerate(counts):
-                known.counts[index] += count
-            known.sum += total
-    return found
-
-
-def _decoded(engine: Sequence[bytes], key: str) -> Iterator[dict[str, Any]]:
-    for answer in engine:
-        yield msgspec.json.decode(answer).get(key, {})
 
 
 def _process_memory(

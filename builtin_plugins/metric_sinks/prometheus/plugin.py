@@ -39,13 +39,13 @@ def engine_options() -> list[Option]:
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.metric_sinks.prometheus.extensions import (
         SchedulerMemory,
-        engine_name,
+        engine_rank,
     )  # lazy: start-up stays quick
 
     return (
         []
         if config.observability.disable_log_stats
-        else [SchedulerMemory(registry, engine_name(config))]
+        else [SchedulerMemory(registry, engine_rank(config))]
     )
 
 
@@ -53,11 +53,11 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.metric_sinks.prometheus.extensions import (
         WorkerMemory,
-        engine_name,
+        engine_rank,
     )  # lazy: start-up stays quick
 
     return (
         []
         if config.observability.disable_log_stats
-        else [WorkerMemory(registry, engine_name(config))]
+        else [WorkerMemory(registry, engine_rank(config))]
     )

@@ -41,8 +41,11 @@ class _Heard:
         self.deltas: queue.SimpleQueue[RequestDelta] = queue.SimpleQueue()
         self.started: list[str] = []
         self.listener = Listener(
-            self._deliver, None, died=lambda error: None, started=self.started.extend
+            self._deliver, None, died=lambda error: None, started=self._started
         )
+
+    def _started(self, request_ids: list[str], engine: int) -> None:
+        self.started += request_ids
 
     def _deliver(self, news: StepOutputs) -> None:
         for delta in news:

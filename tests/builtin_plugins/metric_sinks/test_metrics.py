@@ -10,13 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from builtin_plugins.metric_sinks.api import with_label
-from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
+from builtin_plugins.metric_sinks.prometheus.catalogue import BY_ENGINE, METRICS
 from builtin_plugins.metric_sinks.prometheus.custom_buckets import FAMILIES, with_custom_buckets
 from builtin_plugins.metric_sinks.prometheus.sink import PrometheusSink
 from core.api import ConfigError
 from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
 from core.config import EngineConfig
-from core.config.sections import CacheConfig
+from core.config.sections import CacheConfig, ParallelConfig
 from scripts.reference.metrics import metrics_page
 
 SNAPSHOT = """
@@ -189,10 +189,10 @@ def test_metric_names_types_and_labels_are_stable(prefix):
     for name, family in families_of(exercised(metrics_prefix=prefix)).items():
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         own = sorted(labels - {"model_name", "engine"})
-        assert name == f"{prefix}cache_config_info" or {"model_name", "engine"} <= labels
-        observed.append(
-            " ".join([name.removeprefix(prefix), family.type, *([] if "info" in name else own)])
-        )
+        own_name = name.removeprefix(prefix)
+        assert own_name == "cache_config_info" or "model_name" in labels
+        assert ("engine" in labels) == (own_name in {spec.name for spec in BY_ENGINE})
+        observed.append(" ".join([own_name, family.type, *([] if "info" in name else own)]))
     assert sorted(observed) == SNAPSHOT.split("\n")[1:-1]
 
 
@@ -225,11 +225,11 @@ def test_counters_and_histograms_have_prometheus_names():
         'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="default"} 1.0',
         'vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="default"} 1.0',
         'vllm:inter_token_latency_seconds_count{engine="0",model_name="default"} 2.0',
-        'vllm:tool_calls_total{engine="0",model_name="default",tool="known"} 2.0',
-        'vllm:tool_calls_total{engine="0",model_name="default",tool="unknown"} 1.0',
+        'vllm:tool_calls_total{model_name="default",tool="known"} 2.0',
+        'vllm:tool_calls_total{model_name="default",tool="unknown"} 1.0',
         'vllm:restarts_total{engine="0",model_name="default"} 2.0',
-        'vllm:server_restarts_total{engine="0",model_name="default"} 1.0',
-        'vllm:sink_faults_total{engine="0",model_name="default",sink="s"} 4.0',
+        'vllm:server_restarts_total{model_name="default"} 1.0',
+        'vllm:sink_faults_total{model_name="default",sink="s"} 4.0',
     ):
         assert line in lines
 
@@ -278,6 +278,90 @@ def test_feature_gauges_are_grouped_by_metric():
     ):
         assert line in text.splitlines()
     assert text.count("# TYPE engine_acme_total counter") == 1
+
+
+def sink_of_two():
+    sink = PrometheusSink(EngineConfig(parallel=ParallelConfig(data_parallel_size=2)))
+    sink.ready(EngineConfig(cache=CacheConfig(num_gpu_blocks_override=7)))
+    return sink
+
+
+def record_on(sink, engine):
+    """Record one of everything that an engine counts."""
+    sink.step(StepStats(0.1, 3, 2, 0.25, 9, 4, 7, 1, engine))
+    sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02], engine))
+    counts = {"counts": {"spec_decode_num_drafts": 2.0}}
+    sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, extra_fields=counts, engine=engine))
+
+
+def test_series_of_engines_add_up_to_those_of_one():
+    two = sink_of_two()
+    one = make_sink()
+    for engine in (0, 1, 1):
+        record_on(two, engine)
+        record_on(one, 0)
+
+    def sums(sink, engines):
+        found = {}
+        for name, family in families_of(sink).items():
+            if name.removeprefix("engine_") in added_up:
+                for sample in family.samples:
+                    labels = dict(sample.labels)
+                    assert labels.pop("engine") in engines
+                    key = sample.name, *sorted(labels.items())
+                    found[key] = found.get(key, 0) + sample.value
+        return found
+
+    added_up = {spec.name for spec in BY_ENGINE if spec.type != "gauge"}
+    assert sums(two, {"0", "1"}) == pytest.approx(sums(one, {"0"}))
+    for family in families_of(two).values():
+        engines = {sample.labels.get("engine") for sample in family.samples}
+        assert engines in (set(), {None}, {"0", "1"})
+
+
+def test_state_of_each_engine_is_a_series():
+    states = [{"status": "ready", "restarts": 0}, {"status": "restarting", "restarts": 3}]
+    health = HEALTH | {"engines": states}
+    lines = text_of(sink_of_two(), health).splitlines()
+    for line in (
+        'engine_ready{engine="0",model_name="default"} 1.0',
+        'engine_ready{engine="1",model_name="default"} 0.0',
+        'engine_restarts_total{engine="0",model_name="default"} 0.0',
+        'engine_restarts_total{engine="1",model_name="default"} 3.0',
+    ):
+        assert line in lines
+    drained = text_of(sink_of_two(), health | {"status": "draining"}).splitlines()
+    assert 'engine_ready{engine="0",model_name="default"} 0.0' in drained
+
+
+def test_features_of_each_engine_are_series():
+    fields = {"process": "engine", "resident": 1, "heap_free": 0, "owners": {}}
+    answers = [
+        msgspec.json.encode(
+            fields
+            | {
+                "pid": rank,
+                "engine": rank,
+                "num_blocks": 10 + rank,
+                "infos": {"acme_info": {"state": "degraded" if rank else "ready"}},
+                "numbers": {"acme_total": 2 + rank},
+                "histograms": {"acme_seconds": ((0.5,), [rank, 1], 1.5)},
+            }
+        )
+        for rank in range(2)
+    ]
+    text = text_of(sink_of_two(), {**HEALTH, "memory": {"engine": answers}})
+    for line in (
+        'engine_acme_info{engine="0",model_name="default",state="ready"} 1.0',
+        'engine_acme_info{engine="1",model_name="default",state="degraded"} 1.0',
+        'engine_acme_total{engine="0",model_name="default"} 2.0',
+        'engine_acme_total{engine="1",model_name="default"} 3.0',
+        'engine_acme_seconds_count{engine="0",model_name="default"} 1.0',
+        'engine_acme_seconds_count{engine="1",model_name="default"} 2.0',
+    ):
+        assert line in text.splitlines()
+    blocks = re.findall(r'cache_config_info{.*engine="(\d)".*num_gpu_blocks="(\d+)"', text)
+    assert blocks == [("0", "10"), ("1", "11")]
 
 
 def test_request_intervals_add_up():

@@ -68,7 +68,7 @@ def test_metrics_expose_sink(api):
     assert 'engine_ready{engine="0",model_name="default"} 1.0' in reply.text
     again = api.get("/metrics").text
     assert (
-        'engine_http_requests_total{engine="0",method="GET",model_name="default",'
+        'engine_http_requests_total{method="GET",model_name="default",'
         'path="/metrics",status="200"}' in again
     )
 

@@ -6,17 +6,15 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builtin_plugins.clients.data_parallel.client import DataParallelClient
 from core import LLM, AsyncLLM
 from core.errors import ConfigError, InvalidRequest
 from core.testing.checkpoints import make_checkpoint
+from tests.builtin_plugins.clients.data_parallel.engines import child, restarts, running, states
 from tests.builtin_plugins.clients.streams import POISON, collect, params, prompt, streams, until
 from tests.timeouts import TIMEOUT_S
 
@@ -24,37 +22,6 @@ from tests.timeouts import TIMEOUT_S
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("llama")))
-
-
-@contextmanager
-def running(model: str, size: int = 2, **settings: Any) -> Iterator[AsyncLLM]:
-    defaults = {
-        "dtype": "float32",
-        "max_model_len": 512,
-        "kv_cache_memory_bytes": 1 << 25,
-        "num_threads": 1,
-        "structured_outputs_config": {"warm_up": False},
-    }
-    engine = AsyncLLM(model, data_parallel_size=size, **{**defaults, **settings})
-    try:
-        yield engine
-    finally:
-        engine.shutdown()
-        assert not any(child(engine, rank).is_alive for rank in range(size))
-
-
-def child(engine: AsyncLLM, rank: int) -> Any:
-    client = engine._client
-    assert isinstance(client, DataParallelClient)
-    return client._engines[rank].supervised._child
-
-
-def states(engine: AsyncLLM) -> list[str]:
-    return [each["status"] for each in engine.health()["engines"]]
-
-
-def restarts(engine: AsyncLLM) -> list[int]:
-    return [each["restarts"] for each in engine.health()["engines"]]
 
 
 async def kill_at_random(engine: AsyncLLM, kills: int, size: int) -> None:

@@ -1,0 +1,46 @@
+"""What the features of each engine report at a scrape: infos, gauges, counters and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from prometheus_client import Metric
+
+from builtin_plugins.metric_sinks.prometheus.instruments import add_samples
+from builtin_plugins.metric_sinks.providers import Histogram, split_labels
+
+
+def feature_metrics(answers: Sequence[bytes], prefix: str, model: str) -> Iterator[Metric]:
+    """Yield the metrics in the answers of the engines' processes, with a series per engine."""
+    metrics: dict[str, Metric] = {}
+    for answer in answers:
+        reported = msgspec.json.decode(answer)
+        labels = {"model_name": model, "engine": str(reported.get("engine", 0))}
+        for name, info in reported.get("infos", {}).items():
+            metric = metrics.setdefault(name, Metric(prefix + name, "Info of a feature.", "gauge"))
+            metric.add_sample(prefix + name, {**labels, **info}, 1.0)
+        for labelled_name, value in reported.get("numbers", {}).items():
+            name, own = split_labels(labelled_name)
+            metric = metrics.setdefault(name, _number(prefix + name))
+            metric.add_sample(prefix + name, {**labels, **own}, value)
+        for name, (bounds, counts, total) in reported.get("histograms", {}).items():
+            metric = metrics.setdefault(name, _histogram(prefix + name))
+            add_samples(metric, prefix + name, Histogram(bounds, counts, total), labels)
+    yield from metrics.values()
+
+
+def cache_blocks(answers: Sequence[bytes]) -> dict[int, int]:
+    """Return the number of KV blocks of each engine that has answered."""
+    reported: list[dict[str, Any]] = [msgspec.json.decode(answer) for answer in answers]
+    return {each["engine"]: each["num_blocks"] for each in reported if "num_blocks" in each}
+
+
+def _number(name: str) -> Metric:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Metric(name.removesuffix("_total"), "Number of a feature.", kind)
+
+
+def _histogram(name: str) -> Metric:
+    return Metric(name, "Histogram of a feature.", "histogram")
