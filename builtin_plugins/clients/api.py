@@ -1,10 +1,11 @@
-"""What clients share with routers, servers and commands; as stable as `core.api`."""
+"""What clients share with routers, servers, commands and features; as stable as `core.api`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from builtin_plugins.clients.balancing import CachedPrefixes
+from builtin_plugins.clients.balancing import Balancer
 from builtin_plugins.clients.broker.connection import broker_connection
+from builtin_plugins.clients.moved import previous_engines
 from builtin_plugins.clients.ranks import RANK, local_ranks, ranks_here
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ __all__ = [
     "ABORT",
     "OPEN_IDS",
     "RANK",
+    "Balancer",
     "BrokerClient",
-    "CachedPrefixes",
     "EngineBroker",
     "ForwardingSink",
     "Session",
@@ -37,6 +38,7 @@ __all__ = [
     "forward_shared",
     "local_ranks",
     "messages",
+    "previous_engines",
     "ranks_here",
 ]
 

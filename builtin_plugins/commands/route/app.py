@@ -2,7 +2,7 @@
 
 A failed engine is replaced by another as long as the client has received nothing. Losing a prefill
 engine costs a computation, not the request. State: which engines are up and which prompt prefixes
-they have seen.
+they have computed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -217,13 +218,14 @@ class Router:
         ):
             tried.add(engine)
             try:
-                with engine.busy(call.keys):
+                with engine.busy():
                     async with self._call_engine(engine, call, body) as answer:
                         body = await answer.whole()
             except Lost as error:
                 engine.mark_lost(str(error))
                 continue
             if answer.status not in RETRIED_STATUSES:
+                engine.has_computed(call.keys)
                 return kv_transfer_params(body)  # a decode engine reports errors of the request
         return None
 
@@ -241,9 +243,9 @@ class Router:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
                 engine = self._decode.choose_any(call.keys)
             tried.add(engine)
-            forwarder = Forwarder(send)
+            forwarder = Forwarder(send, partial(engine.has_computed, call.keys))
             try:
-                with engine.busy(call.keys):
+                with engine.busy():
                     async with self._call_engine(engine, call, call.body) as answer:
                         if answer.status in RETRIED_STATUSES:
                             refusal = answer, await answer.whole()

@@ -9,19 +9,24 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.clients.api import CachedPrefixes
+from builtin_plugins.clients.api import Balancer
 from builtin_plugins.commands.route.proxy import Address, Lost, call_engine
 
 log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256
+PIECE_TOKENS: Final = 64
+"""Tokens of a piece, for the balancer: about one for four bytes."""
 MAX_PIECES: Final = 4096
 """Maximum pieces of a prompt that are considered."""
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+"""Maximum backoff in seconds of a lost engine; reset by a successful health check."""
 
 
 def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
@@ -37,22 +42,15 @@ def prefix_keys(body: Mapping[str, Any]) -> list[bytes]:
     return keys
 
 
-SLACK: Final = 2
-"""Extra requests that an engine with a cached prefix may have over the fewest busy one."""
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
-"""Maximum backoff in seconds of a lost engine; reset by a successful health check."""
-
-
 @dataclass(slots=True, eq=False)
 class Engine:
     """The known state of one engine."""
 
     address: Address
-    seen: CachedPrefixes = field(default_factory=CachedPrefixes)
-    """The prefix keys that it has been sent."""
-    num_open: int = 0
-    num_requests: int = 0
+    balancer: Balancer
+    """Counts the load of all engines of its role."""
+    rank: int
+    """Its number in the balancer."""
     num_lost: int = 0
     reason: str = ""
     """Why it is not used; empty: it is."""
@@ -71,7 +69,7 @@ class Engine:
         """Start a backoff."""
         if not self.reason:
             log.warning("%s; no requests until its next health check", reason)
-            self.seen.clear()
+            self.balancer.restarted(self.rank)
         self.num_lost += 1
         self.reason = reason
         self.until_s = time.monotonic() + self.backoff_s
@@ -86,55 +84,56 @@ class Engine:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `/health`."""
+        load = self.balancer.loads[self.rank]
         return {
             "url": self.address.url,
             "up": self.is_up,
             "reason": self.reason,
-            "open": self.num_open,
-            "requests": self.num_requests,
+            "open": load.num_open,
+            "requests": load.num_requests,
             "lost": self.num_lost,
             "features": self.features,
         }
 
     @contextmanager
-    def busy(self, keys: Sequence[bytes]) -> Iterator[None]:
+    def busy(self) -> Iterator[None]:
         """Count a request during the context."""
-        self.num_open += 1
-        self.num_requests += 1
-        self.seen.add(keys)
+        self.balancer.opened(self.rank)
         try:
             yield
         finally:
-            self.num_open -= 1
+            self.balancer.closed(self.rank)
+
+    def has_computed(self, keys: Sequence[bytes]) -> None:
+        """Remember the prefix keys of a prompt that it has computed."""
+        self.balancer.loads[self.rank].cached.add(keys)
 
 
 class Engines:
     """Engines with the same role."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        self.all = [Engine(address) for address in addresses]
+        self._balancer = Balancer(len(addresses))
+        self.all = [Engine(each, self._balancer, rank) for rank, each in enumerate(addresses)]
 
     def __bool__(self) -> bool:
         return bool(self.all)
 
     def choose(self, keys: Sequence[bytes], excluded: Collection[Engine] = ()) -> Engine | None:
-        """Return the engine with the longest cached prefix that is not too busy; None: none is
+        """Return the engine of least cost, as the balancer of engines counts it; None: none is
         up.
         """
         available = [engine for engine in self.all if engine.is_up and engine not in excluded]
-        return self._least_busy(keys, available) if available else None
+        return self._cheapest(keys, available) if available else None
 
     def choose_any(self, keys: Sequence[bytes]) -> Engine:
         """Like `choose`, but return a lost engine rather than None."""
-        return self.choose(keys) or self._least_busy(keys, self.all)
+        return self.choose(keys) or self._cheapest(keys, self.all)
 
-    @staticmethod
-    def _least_busy(keys: Sequence[bytes], available: Sequence[Engine]) -> Engine:
-        fewest = min(engine.num_open for engine in available)
-        return max(
-            (engine for engine in available if engine.num_open <= fewest + SLACK),
-            key=lambda engine: (engine.seen.match(keys), -engine.num_open, -engine.num_requests),
-        )
+    def _cheapest(self, keys: Sequence[bytes], available: Sequence[Engine]) -> Engine:
+        ranks = [engine.rank for engine in available]
+        num_tokens = len(keys) * PIECE_TOKENS
+        return self.all[self._balancer.choose(ranks, keys, PIECE_TOKENS, num_tokens)]
 
     async def watch(self, every_s: float) -> None:
         """Check the health of each engine periodically."""

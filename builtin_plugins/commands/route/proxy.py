@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -136,8 +136,10 @@ async def _events(
 class Forwarder:
     """An answer being forwarded to the client."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Any, on_begin: Callable[[], None]) -> None:
+        """`on_begin` is called before the first part is sent."""
         self._send = send
+        self._on_begin = on_begin
         self.has_begun = False
         """Whether the client has received a part; then no other engine can be tried."""
 
@@ -148,17 +150,21 @@ class Forwarder:
         """
         if not streams:
             body = await answer.whole()
-            self.has_begun = True
+            self._begin()
             await send_whole(self._send, answer, body)
             return
         async for piece in answer.pieces:
             if not self.has_begun:
-                self.has_begun = True
+                self._begin()
                 await _send_head(self._send, answer)
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         if not self.has_begun:
             await _send_head(self._send, answer)
         await self._send({"type": "http.response.body", "body": b""})
+
+    def _begin(self) -> None:
+        self.has_begun = True
+        self._on_begin()
 
     async def end_broken_stream(self) -> None:
         """End the stream of a lost engine with an error event."""

@@ -6,16 +6,21 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from builtin_plugins.clients.api import CachedPrefixes
+from builtin_plugins.clients.balancing import OPEN_REQUEST_TOKENS, CachedPrefixes
 from builtin_plugins.commands.route.app import Router, Rules
 from builtin_plugins.commands.route.command import Route, listen, server_of
-from builtin_plugins.commands.route.engines import PIECE_BYTES, Engines, prefix_keys
+from builtin_plugins.commands.route.engines import (
+    PIECE_BYTES,
+    PIECE_TOKENS,
+    Engines,
+    prefix_keys,
+)
 from builtin_plugins.commands.route.proxy import Address, Lost, call_engine
 from core.api import ConfigError
 from tests.timeouts import TIMEOUT_S
@@ -297,20 +302,83 @@ def test_prefix_affinity_yields_to_a_busy_engine() -> None:
     first, second = engines.all
     keys = {name: prefix_keys({"prompt": name * 3 * PIECE_BYTES}) for name in "ab"}
     assert [len(each) for each in keys.values()] == [3, 3]
-    with first.busy(keys["a"]):
-        assert engines.choose(keys["b"]) is second
-        with second.busy(keys["b"]):
-            assert engines.choose(keys["a"]) is first
-            assert engines.choose(prefix_keys({"prompt": "a" * 9 * PIECE_BYTES})) is first
-            with first.busy([]), first.busy([]):
-                assert engines.choose(keys["a"]) is first
-                with first.busy([]):
-                    assert engines.choose(keys["a"]) is second
+    first.has_computed(keys["a"])
+    second.has_computed(keys["b"])
+    assert engines.choose(keys["b"]) is second
+    assert engines.choose(keys["a"]) is first
+    with ExitStack() as open_requests:
+        for _ in range(3 * PIECE_TOKENS // OPEN_REQUEST_TOKENS - 1):
+            open_requests.enter_context(first.busy())
+        assert engines.choose(keys["a"]) is first
+        for _ in range(50):
+            open_requests.enter_context(first.busy())
+        assert engines.choose(keys["a"]) is second
+    assert engines.choose(keys["a"]) is first
     first.mark_lost("gone")
     assert engines.choose(keys["a"]) is second
     assert engines.choose(keys["a"], [second]) is None
     first.mark_healthy()
     assert engines.choose(keys["a"], [second]) is first
+
+
+def test_conversations_stay_with_their_cache_and_servers_share_them() -> None:
+    async def main() -> None:
+        servers = [Engine({"text": "hi"}) for _ in range(4)]
+        places = asyncio.Semaphore(16)
+        history = ["".join(f" {number} of {i}" for i in range(20)) for number in range(50)]
+
+        async def turn(number: int) -> None:
+            history[number] += "".join(f" turn {number}.{i}" for i in range(150))
+            async with places:
+                status, _, _ = await post(at, {"prompt": SYSTEM + history[number]})
+            assert status == 200
+
+        async with routing([], servers) as at:
+            for _ in range(8):
+                await asyncio.gather(*(turn(number) for number in range(50)))
+        sent = [[body["prompt"] for _, body in server.requests] for server in servers]
+        assert max(map(len, sent)) <= 1.5 * min(map(len, sent))
+        found = sum(map(cached_characters, sent))
+        one_cache = cached_characters(sorted((p for each in sent for p in each), key=len))
+        assert found >= 0.95 * one_cache
+
+    run(main)
+
+
+SYSTEM = "You are an assistant. " * 24
+
+
+def cached_characters(prompts: list[str]) -> int:
+    """Return how many characters a cache of blocks of 64 finds, if prompts come in this order."""
+    cache: set[int] = set()
+    found = 0
+    for prompt in prompts:
+        key = 0
+        for start in range(0, len(prompt) - 63, 64):
+            key = hash((key, prompt[start : start + 64]))
+            found += 64 * (key in cache)
+            cache.add(key)
+    return found
+
+
+def test_equal_prompts_at_once_are_shared_equally() -> None:
+    async def main() -> None:
+        servers = [Engine([b"data: hi\n\n", ...]) for _ in range(4)]
+        body = json.dumps({"prompt": LONG, "stream": True}).encode()
+
+        async def stream(at: Any) -> None:
+            async with call_engine(
+                at.own, b"POST", b"/v1/completions", [], body, TIMEOUT_S
+            ) as answer:
+                await anext(answer.pieces)
+
+        async with routing([], servers) as at:
+            await asyncio.gather(*(stream(at) for _ in range(64)))
+        counts = [len(server.requests) for server in servers]
+        assert sum(counts) == 64
+        assert max(counts) - min(counts) <= 2
+
+    run(main)
 
 
 def test_prefix_keys_cover_all_prompt_inputs() -> None:
