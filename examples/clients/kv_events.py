@@ -1,11 +1,13 @@
 """An index of an engine's prefix cache, built from its KV events, as a router would use it.
 
 The server publishes events with `--kv-events-config '{"enable_kv_cache_events": true, "endpoint":
-"tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` are their
-addresses.
+"tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'`. `ENGINE_EVENTS` and `ENGINE_REPLAY` are their
+addresses; each data-parallel rank has its own (`GET /kv_event_sources`).
 """
 
+import hashlib
 import os
+import struct
 from collections.abc import Iterator
 
 import msgspec
@@ -37,6 +39,26 @@ class Index:
                 for block_hash in hashes:
                     self.parents[medium, group, block_hash] = parent
                     parent = block_hash
+
+
+def block_keys(
+    token_ids: list[int], identity: str, link_tokens: int, salt: str = ""
+) -> list[bytes]:
+    """Return the keys of a prompt's whole links, to look up in an index before it is sent.
+
+    `identity` and `link_tokens` are those of `chain` in `GET /kv_event_sources`. Events have keys
+    as `int.from_bytes(key[-8:], "big")`, or whole with `"block_hashes": "bytes"`.
+    """
+    root = b"engine.kv.1"
+    for name, value in ((b"model", identity.encode()), (b"salt", salt.encode())):
+        root += struct.pack("<Q", len(name)) + name + struct.pack("<Q", len(value)) + value
+    key = hashlib.sha256(root).digest()
+    keys = []
+    for start in range(0, len(token_ids) - link_tokens + 1, link_tokens):
+        link = token_ids[start : start + link_tokens]
+        key = hashlib.sha256(key + struct.pack(f"<{link_tokens}I", *link)).digest()
+        keys.append(key)
+    return keys
 
 
 def follow(
@@ -98,7 +120,7 @@ def _replayed(
 if __name__ == "__main__":
     index = Index()
     events = os.environ.get("ENGINE_EVENTS", "tcp://127.0.0.1:5557")
-    replay = os.environ.get("ENGINE_REPLAY", "tcp://127.0.0.1:5558")
+    replay = os.environ.get("ENGINE_REPLAY", "tcp://127.0.0.1:5657")
     for batch in follow(zmq.Context(), events, replay):
         index.apply(batch)
         print(f"{len(index.parents)} blocks are cached", flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from builtin_plugins.features.kv_events.events import (
     DEVICE,
     Change,
@@ -15,6 +17,7 @@ from builtin_plugins.features.kv_events.events import (
     Stored,
 )
 from builtin_plugins.kv_connectors.api import BlockKey
+from core.api import InvalidRequest
 
 NAME: Final = "kv_events"
 
@@ -49,12 +52,19 @@ class EventSource:
         layout = kv.layout
         self._block_sizes = [group.block_size for group in layout.groups]
         self._hash_size = layout.hash_block_size
+        self._identity = kv.identity
         self._cached = [
             kv.pools[group.pool].cached_blocks(index) for index, group in enumerate(layout.groups)
         ]
         kv.add_listener(self._on_published, self._on_removed)
         self._sender.start(EventEncoder(layout, as_bytes=self._as_bytes).events)
         self._sender.send(Cleared())
+
+    def call(self, verb: str, data: bytes) -> bytes:
+        """Return the facts that block keys depend on, as JSON, for `kv_events.chain`."""
+        if verb != "chain":
+            raise InvalidRequest("name", f"got {NAME}.{verb:.100}; expected {NAME}.chain.")
+        return msgspec.json.encode({"identity": self._identity, "link_tokens": self._hash_size})
 
     def close(self) -> None:
         """Send what is queued."""

@@ -16,7 +16,7 @@ def engine_options() -> list[Option]:
             None,
             "Publish the block changes of the prefix cache: enable_kv_cache_events, publisher "
             "(null, zmq), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic, "
-            "block_hashes (int, bytes).",
+            "block_hashes (int, bytes). Data-parallel ranks add their number to the ports.",
         )
     ]
 
@@ -38,6 +38,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     from builtin_plugins.features.kv_events.publisher import Publisher  # lazy: it needs sockets
     from builtin_plugins.kv_connectors.api import tier_listeners
 
-    source = EventSource(Publisher(settings), as_bytes=settings.block_hashes == "bytes")
+    rank = config.options.get("data_parallel_rank", 0)
+    publisher = Publisher(settings.of_rank(rank), rank)
+    source = EventSource(publisher, as_bytes=settings.block_hashes == "bytes")
     tier_listeners(registry).append(source.tier_changed)
     return [source]

@@ -26,16 +26,18 @@ log = logging.getLogger(__name__)
 END: Final = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS: Final = 1000
 """How long a closed publisher tries to deliver its last batches."""
-RANK: Final = 0
-"""Data-parallel rank of all events: there is no data parallelism."""
 
 
 class Publisher:
     """Queues changes from one thread, and sends the queued ones as one batch."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Open the sockets. Raises `ConfigError` naming an endpoint that cannot be opened."""
+    def __init__(self, settings: Settings, rank: int = 0) -> None:
+        """Open the sockets. `rank`: the data-parallel rank in the events.
+
+        Raises `ConfigError` naming an endpoint that cannot be opened.
+        """
         self._settings = settings
+        self._rank = rank
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._context.socket(zmq.PUB)
         self._events.set_hwm(settings.hwm)
@@ -113,7 +115,7 @@ class Publisher:
     def _publish(self) -> None:
         changes = [self._queue.popleft() for _ in range(len(self._queue))]
         if changes:
-            batch = EventBatch(time.time(), self._to_events(changes), RANK)
+            batch = EventBatch(time.time(), self._to_events(changes), self._rank)
             encoded = msgspec.msgpack.encode(batch)
             number = self._next_number
             self._batches.append((number, encoded))

@@ -34,6 +34,15 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     block_hashes: Literal["int", "bytes"] = "int"
     """Format of block hashes: their last eight bytes as an integer, as in vLLM, or all bytes."""
 
+    def of_rank(self, rank: int) -> Settings:
+        """Return the settings of a data-parallel rank: each has ports of its own, as in vLLM."""
+        replay = self.replay_endpoint
+        return msgspec.structs.replace(
+            self,
+            endpoint=_of_rank(self.endpoint, rank),
+            replay_endpoint=None if replay is None else _of_rank(replay, rank),
+        )
+
 
 def settings_of(config: EngineConfig) -> Settings | None:
     """Return the settings; None: events are off. Raises `ConfigError` naming the key."""
@@ -59,8 +68,43 @@ def settings_of(config: EngineConfig) -> Settings | None:
             raise ConfigError(
                 f"{FLAG}.{name} {endpoint!r:.100} must begin with {' or '.join(SCHEMES)}."
             )
+    _check_ranks(settings, config.parallel.data_parallel_size)
     if not config.cache.enable_prefix_caching:
         raise ConfigError(
             f"{FLAG} needs the prefix cache. Remove --no-enable-prefix-caching or the flag."
         )
     return settings
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    """Return the endpoint of a rank: the port plus the rank, or a file of its own."""
+    if not rank:
+        return endpoint
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}_dp{rank}"
+    address, _, port = endpoint.rpartition(":")
+    return f"{address}:{int(port) + rank}"
+
+
+def _check_ranks(settings: Settings, num_ranks: int) -> None:
+    """Raise `ConfigError` if the ranks' endpoints are not all different and valid."""
+    if num_ranks == 1:
+        return
+    given = {"endpoint": settings.endpoint, "replay_endpoint": settings.replay_endpoint}
+    ports: dict[str, int] = {}
+    for name, endpoint in given.items():
+        if endpoint is None or not endpoint.startswith("tcp://"):
+            continue
+        port = endpoint.rpartition(":")[2]
+        if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65536 - num_ranks:
+            raise ConfigError(
+                f"{FLAG}.{name}: got {endpoint!r:.100}; expected a port of 1 to "
+                f"{65536 - num_ranks}: {num_ranks} data-parallel ranks take one each from it on."
+            )
+        ports[name] = int(port)
+    if len(ports) == len(given) and abs(ports["endpoint"] - ports["replay_endpoint"]) < num_ranks:
+        raise ConfigError(
+            f"{FLAG}.replay_endpoint: got port {ports['replay_endpoint']}; expected one at least "
+            f"{num_ranks} away from that of endpoint ({ports['endpoint']}): each data-parallel "
+            "rank adds its own number to both."
+        )

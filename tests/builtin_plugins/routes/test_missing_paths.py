@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from builtin_plugins.features.kv_events.routes import KvEventRoutes
 from builtin_plugins.routes.missing.routes import MISSING_PATHS, MissingRoutes
 from builtin_plugins.servers.http.app import EngineApp
+from core.api.execution import CallAnswer
 from core.config import EngineConfig
+from core.config.sections import ParallelConfig
 
 ENGINE: Any = SimpleNamespace()
 
@@ -59,8 +62,22 @@ def test_served_paths_have_no_reason_in_the_table(api: Any) -> None:
 def test_kv_event_sources_name_the_publisher() -> None:
     config = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5599", "topic": "kv"}
     options = {"kv_events_config": config}
-    routes = KvEventRoutes(ENGINE, EngineConfig(options=options))
+    chain = {"identity": "model", "link_tokens": 16}
+
+    class Engines:
+        """Two engines, of which the second one is dead."""
+
+        async def call(self, name: str) -> list[CallAnswer]:
+            assert name == "kv_events.chain"
+            answer = CallAnswer(scheduler=json.dumps(chain).encode())
+            return [answer, CallAnswer(engine=1, error="dead", died=True)]
+
+    parallel = ParallelConfig(data_parallel_size=2)
+    engines: Any = Engines()
+    routes = KvEventRoutes(engines, EngineConfig(parallel=parallel, options=options))
     sources = get({"kv_events": routes}, "/kv_event_sources").json()
-    assert sources["0"]["endpoint"] == "tcp://*:5599"
-    assert sources["0"]["topic"] == "kv"
+    assert [sources[rank]["endpoint"] for rank in "01"] == ["tcp://*:5599", "tcp://*:5600"]
+    assert [sources[rank]["topic"] for rank in "01"] == ["kv", "kv"]
+    assert sources["0"]["chain"] == chain
+    assert "chain" not in sources["1"]
     assert get({"a": KvEventRoutes(ENGINE, EngineConfig())}, "/kv_event_sources").json() == {}

@@ -9,11 +9,13 @@ import pytest
 
 from builtin_plugins.features.kv_events.event_source import EventSource
 from builtin_plugins.features.kv_events.events import DEVICE, EventBatch
+from core.api import InvalidRequest
 from tests.core.scheduler.fake_connector import Connector, run, wake
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "clients" / "kv_events.py"
 Index = runpy.run_path(str(EXAMPLE))["Index"]
+block_keys = runpy.run_path(str(EXAMPLE))["block_keys"]
 BASES = [[1 + (base * 31 + i * (5 + base)) % (VOCAB - 1) for i in range(48)] for base in range(4)]
 
 
@@ -144,3 +146,29 @@ def test_events_have_the_parents_and_tokens_of_the_chain():
         assert (
             found == known[:24]
         )  # the last token was never computed, so the last block is not full
+
+
+@pytest.mark.parametrize("layers", ["full", "hybrid"])
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_keys_made_outside_are_those_of_the_events(layers, salt):
+    sender = Sender()
+    source = EventSource(sender, as_bytes=True)
+    engine = Engine(layers, block_size=4, num_blocks=64, extensions=[source])
+    prompt = BASES[1][:21]
+    engine.add("r", prompt, 1, eos_token_ids=(), cache_salt=salt)
+    engine.run()
+    index = Index()
+    index.apply(sender.read())
+    chain = msgspec.json.decode(source.call("chain", b""))
+    keys = block_keys(prompt, **chain, salt=salt)
+    assert len(keys) == 21 // chain["link_tokens"]
+    published = {key for _, group, key in index.parents if group == 0}
+    assert published == set(keys)
+    assert published.isdisjoint(block_keys(prompt, **chain, salt="another"))
+    assert published.isdisjoint(block_keys([*prompt[1:], 1], **chain, salt=salt))
+
+
+def test_another_call_is_refused():
+    source = EventSource(Sender(), as_bytes=True)
+    with pytest.raises(InvalidRequest, match=r"got kv_events\.keys; expected kv_events\.chain"):
+        source.call("keys", b"")

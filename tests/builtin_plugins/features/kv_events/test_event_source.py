@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import runpy
 import threading
 import time
@@ -12,10 +14,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 import zmq
 
 from builtin_plugins.features.kv_events.events import DEVICE
-from core import LLM, SamplingParams
+from core import LLM, AsyncLLM, SamplingParams
 from tests.timeouts import TIMEOUT_S
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples" / "clients" / "kv_events.py"))
@@ -145,3 +149,51 @@ def test_new_engine_reuses_endpoints_and_reports_empty_cache(tmp_path: Path) -> 
             with open_llm(tmp_path) as llm:
                 connect_subscriber(llm, index)
                 becomes(lambda llm=llm: on_device(llm))
+
+
+@pytest.mark.slow
+def test_each_data_parallel_rank_publishes_its_own_cache(tmp_path: Path) -> None:
+    replay = f"ipc://{tmp_path}/replay"
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"ipc://{tmp_path}/events",
+        "replay_endpoint": replay,
+        "block_hashes": "bytes",
+    }
+    engine = AsyncLLM(
+        "fake:",
+        skip_tokenizer_init=True,
+        data_parallel_size=2,
+        dtype="float32",
+        max_model_len=128,
+        block_size=8,
+        num_threads=1,
+        num_gpu_blocks_override=30,
+        plugins=["core.testing.fake_model"],
+        kv_events_config=config,
+    )
+
+    async def compute() -> list[dict[str, Any]]:
+        for rank, tokens in enumerate(PROMPTS[:2]):
+            async for _ in engine.generate(tokens, PARAMS, f"r{rank}", data_parallel_rank=rank):
+                pass
+        answers = await engine.call("kv_events.chain")
+        return [json.loads(answer.scheduler or b"") for answer in answers]
+
+    context = zmq.Context()
+    try:
+        chains = asyncio.run(compute())
+        for rank, endpoint in enumerate((replay, f"{replay}_dp1")):
+            keys = {("GPU", 0, key) for key in EXAMPLE["block_keys"](PROMPTS[rank], **chains[rank])}
+            other = EXAMPLE["block_keys"](PROMPTS[1 - rank], **chains[rank])
+            index = EXAMPLE["Index"]()
+            while not keys <= set(index.parents):
+                batches = EXAMPLE["_replayed"](context, endpoint, 0, 1000 * TIMEOUT_S)
+                for _, batch in batches:
+                    _, events, published_by = msgspec.msgpack.decode(batch)
+                    assert published_by == rank
+                    index.apply(events)
+            assert ("GPU", 0, other[0]) not in index.parents
+    finally:
+        context.destroy(0)
+        engine.shutdown()

@@ -23,6 +23,7 @@ from builtin_plugins.features.kv_events.events import (
 from builtin_plugins.features.kv_events.publisher import END, Publisher
 from builtin_plugins.features.kv_events.settings import Settings, settings_of
 from core.api import ConfigError, EngineConfig
+from core.config.sections import ParallelConfig
 from core.kv import plan_layout
 from core.model_spec.kv import FullAttention, LayerKV
 from tests.timeouts import TIMEOUT_S
@@ -109,6 +110,18 @@ def test_batch_is_time_events_and_rank(open_publisher, context):
     assert ts > 1.7e9
     tail = [None, 0, "full_attention", None]
     assert events == [["BlockStored", [KEYS[1]], None, [1, 2, 3, 4], 4, None, "GPU", None, *tail]]
+
+
+def test_batch_names_its_data_parallel_rank(tmp_path, context):
+    given = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+    settings = msgspec.convert({"enable_kv_cache_events": True, **given}, Settings).of_rank(3)
+    assert settings.endpoint == f"{given['endpoint']}_dp3"
+    publisher = Publisher(settings, 3)
+    publisher.start(EventEncoder(LAYOUT, as_bytes=True).events)
+    publisher.send(stored(KEYS[1]))
+    ((_, (_, _, rank)),) = wait_for_batches(context, settings, 1)
+    publisher.close()
+    assert rank == 3
 
 
 def test_block_hashes_are_integers_by_default():
@@ -298,6 +311,46 @@ def config(given):
 def test_invalid_kv_events_config_is_rejected(given, message):
     with pytest.raises(ConfigError, match=message):
         settings_of(config(given))
+
+
+def of_size(size, **addresses):
+    parallel = ParallelConfig(data_parallel_size=size)
+    options = {"kv_events_config": {"enable_kv_cache_events": True, **addresses}}
+    return settings_of(EngineConfig(parallel=parallel, options=options))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "of_rank_2"),
+    [
+        ("tcp://*:5557", "tcp://*:5559"),
+        ("tcp://[::]:5557", "tcp://[::]:5559"),
+        ("tcp://router:1", "tcp://router:3"),
+        ("ipc:///run/events", "ipc:///run/events_dp2"),
+    ],
+)
+def test_each_data_parallel_rank_has_an_endpoint_of_its_own(endpoint, of_rank_2):
+    settings = of_size(3, endpoint=endpoint)
+    assert settings.of_rank(0) == settings
+    assert settings.of_rank(2).endpoint == of_rank_2
+    assert settings.of_rank(2).replay_endpoint is None
+    replay = of_size(3, endpoint="tcp://*:7000", replay_endpoint=endpoint)
+    assert replay.of_rank(2).replay_endpoint == of_rank_2
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ({"endpoint": "tcp://*:0"}, r"endpoint: got 'tcp://\*:0'; expected a port of 1 to 65533"),
+        ({"endpoint": "tcp://*:65534"}, "expected a port of 1 to 65533"),
+        ({"replay_endpoint": "tcp://*"}, r"replay_endpoint: got 'tcp://\*'; expected a port"),
+        ({"replay_endpoint": "tcp://*:5558"}, "replay_endpoint: got port 5558; expected one at "),
+        ({"replay_endpoint": "tcp://*:5555"}, r"at least 3 away from that of endpoint \(5557\)"),
+    ],
+)
+def test_ports_that_data_parallel_ranks_would_share_are_refused(addresses, message):
+    with pytest.raises(ConfigError, match=message):
+        of_size(3, **addresses)
+    assert of_size(1, **addresses) is not None
 
 
 def test_events_are_off_by_default():
