@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from builtin_plugins.clients.balancing import Balancer
 from builtin_plugins.clients.binding import device_environment
+from builtin_plugins.clients.moved import with_previous_engine
 from builtin_plugins.clients.process.engine_calls import EngineCalls
 from builtin_plugins.clients.process.request_tracker import OpenRequest
 from builtin_plugins.clients.process.supervised import Supervised
@@ -132,6 +133,9 @@ class DataParallelClient:
             elif error is not None:
                 future.set_exception(error)
             else:
+                if known is not None:  # its engine has started it for an earlier server
+                    ids = [request.request_id for request in requests]
+                    self._listener.started(ids, engine.rank)
                 future.set_result(done.result())
 
         engine.supervised.add(requests, resumed=resumed).add_done_callback(accepted)
@@ -233,12 +237,13 @@ class DataParallelClient:
         with self._lock:
             self._balancer.restarted(engine.index)
         if any(other.is_ready for other in self._engines if other is not engine):
-            self._adopt(calls.release())
+            self._adopt(engine, calls.release())
 
-    def _adopt(self, entries: Sequence[OpenRequest]) -> None:
-        """Distribute requests over the engines that are ready."""
+    def _adopt(self, dead: Engine, entries: Sequence[OpenRequest]) -> None:
+        """Distribute requests of a dead engine over the engines that are ready."""
         shares: dict[Engine, list[OpenRequest]] = {}
         for entry in entries:
+            entry.request = with_previous_engine(entry.request, dead.rank)
             keys = self._keys(entry.request)
             with self._lock:
                 other = self._choose(entry.request, keys)
@@ -256,7 +261,7 @@ class DataParallelClient:
             self._listener.died(error)
             return
         log.error("engine %d is given up, the others go on: %s", engine.rank, error)
-        self._adopt(engine.supervised.release())
+        self._adopt(engine, engine.supervised.release())
         failed = engine.supervised.release(suspects=True)
         deltas = [
             RequestDelta(

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.clients.api import previous_engines
 from builtin_plugins.routes.common.request_ids import id_aliases
 from core.api import EngineConfig, InvalidRequest
 from core.api.execution import StepPlan
@@ -49,6 +50,12 @@ class SequenceReport(msgspec.Struct):
     """Time outside of the batch after a preemption, in seconds."""
     plugin_s: dict[str, float]
     """Time of each plugin's calls during the sequence's life, for all requests, in seconds."""
+    engine: int = 0
+    """Rank of the engine."""
+    resumed_tokens: int = 0
+    """Tokens that were generated before an engine died, and were not computed again here."""
+    moved_from: list[int] = []
+    """Ranks of other engines that had the sequence and died, in order."""
 
 
 @dataclass(slots=True)
@@ -60,6 +67,8 @@ class _SequenceHistory:
     arrived_s: float
     plugin_s: Mapping[str, float]
     """Time of each plugin's calls before the arrival, in seconds."""
+    resumed_tokens: int
+    """Generated tokens that the request arrived with."""
     was_head: bool = False
     """Whether the sequence has been the first in the queue."""
     spans: list[tuple[float, float | None]] = field(default_factory=list)
@@ -90,7 +99,10 @@ class RequestHistories:
 
     def arrived(self, request: Any) -> None:
         """Start the history of a request."""
-        self._live[request.request_id] = _SequenceHistory(request, self._clock(), self._plugin_s())
+        resumed_tokens = request.num_tokens - request.prompt_len
+        self._live[request.request_id] = _SequenceHistory(
+            request, self._clock(), self._plugin_s(), resumed_tokens
+        )
 
     def may_start(self, request: Any) -> bool:
         """Record that the request is the head of the queue, and out of the batch."""
@@ -165,6 +177,8 @@ class RequestHistories:
                 for plugin, now in self._plugin_s().items()
                 if (took := now - history.plugin_s.get(plugin, 0.0))
             },
+            resumed_tokens=history.resumed_tokens,
+            moved_from=previous_engines(request.features),
         )
 
     def _why_waiting(self, history: _SequenceHistory) -> str:
@@ -208,6 +222,7 @@ class RecentRequests:
     per_api_server = True
 
     def __init__(self, config: EngineConfig) -> None:
+        self._names_engines = config.parallel.data_parallel_size > 1
         size = MAX_REQUESTS if config.options.get("enable_operator_routes") else 0
         self._requests: deque[RequestStats] = deque(maxlen=size)
         self._refused: deque[HttpStats] = deque(maxlen=size)
@@ -235,12 +250,12 @@ class RecentRequests:
                 yield f"{refused.method} {path} ended with status {refused.status}: {reason}"
         for stats in self._requests:
             if request_id in id_aliases(stats.request_id):
-                yield _summary(stats)
+                yield _summary(stats, f" in engine {stats.engine}" if self._names_engines else "")
 
 
-def _summary(stats: RequestStats) -> str:
+def _summary(stats: RequestStats, where: str) -> str:
     parts = [
-        f"{stats.request_id} has ended ({stats.finish_reason}) after {stats.e2e_s:.3f} s: "
+        f"{stats.request_id} has ended ({stats.finish_reason}){where} after {stats.e2e_s:.3f} s: "
         f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} of them cached, "
         f"{stats.generated_tokens} generated"
     ]

@@ -34,6 +34,7 @@ class ExplainRoutes:
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._is_on = bool(config.options.get(self.switch))
+        self._num_engines = config.parallel.data_parallel_size
 
     def routes(self) -> Sequence[Route]:
         """Return the route; none without the switch."""
@@ -45,7 +46,9 @@ class ExplainRoutes:
         if not request_id:
             raise InvalidRequest("request_id", "give the id of a request, as answers show it.")
         sequences, sentences = await self._sequences(request_id)
-        sentences += [sentence for each in sequences for sentence in _sentences(each)]
+        names_engines = self._num_engines > 1
+        for each in sequences:
+            sentences += _sentences(each, f" in engine {each.engine}" if names_engines else "")
         for entry in self._engine.sinks.entries:
             if isinstance(entry.sink, RecentRequests):
                 sentences += entry.sink.sentences(request_id)
@@ -69,19 +72,27 @@ class ExplainRoutes:
             async with asyncio.timeout(ANSWER_S):
                 answers = await self._engine.call(f"{NAME}.request", request_id.encode())
         except TimeoutError:
-            reason = "it is in a long step, or starts again"
+            reason = self._engine.health()["reason"] or "it is in a long step"
             return [], [f"the engine has not answered for {ANSWER_S:g} s: {reason}"]
         except EngineError as error:
             return [], [f"the engine does not answer: {error}"]
-        return [
-            report
-            for answer in answers
-            for report in msgspec.json.decode(answer.scheduler or b"[]", type=list[SequenceReport])
-        ], [f"engine {each.engine} does not answer: {each.error}" for each in answers if each.error]
+        reports = []
+        for answer in answers:
+            found = msgspec.json.decode(answer.scheduler or b"[]", type=list[SequenceReport])
+            for report in found:
+                report.engine = answer.engine
+            reports += found
+        errors = [f"engine {each.engine} does not answer: {each.error}" for each in answers]
+        return reports, [text for text, each in zip(errors, answers, strict=True) if each.error]
 
 
-def _sentences(report: SequenceReport) -> Iterator[str]:
-    name = report.request_id
+def _sentences(report: SequenceReport, where: str) -> Iterator[str]:
+    name = f"{report.request_id}{where}"
+    if report.moved_from:
+        dead = ", ".join(str(rank) for rank in report.moved_from)
+        yield f"{name}: moved from engine {dead}, which died"
+    if report.resumed_tokens:
+        yield f"{name}: {report.resumed_tokens} tokens were generated before the engine died"
     if report.state != "ended":
         yield f"{name} is {report.state}: {report.why}"
     times = f"{report.queued_s:.3f} s in the queue, {report.computed_s:.3f} s computed"

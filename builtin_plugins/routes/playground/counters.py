@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -60,9 +61,12 @@ class Totals:
         self._steps = self._computed_tokens = self._prompt_tokens = self._cached_tokens = 0
         self._generated_tokens = self._preemptions = self._ended = self._failed = 0
         self._step_s = 0.0
+        self._last_steps: dict[int, StepStats] = {}
+        self._generated_by: Counter[int] = Counter()
 
     def step(self, stats: StepStats) -> None:
         """Add one engine step; one without time is not counted."""
+        self._last_steps[stats.engine] = stats
         self._steps += bool(stats.step_s)
         self._step_s += stats.step_s
         self._computed_tokens += stats.computed_tokens
@@ -71,6 +75,7 @@ class Totals:
     def tokens(self, stats: TokenStats) -> None:
         """Add the tokens of one step."""
         self._generated_tokens += stats.generated_tokens
+        self._generated_by[stats.engine] += stats.generated_tokens
         self._prompt_tokens += stats.prompt_tokens
         self._cached_tokens += stats.cached_tokens
 
@@ -78,6 +83,15 @@ class Totals:
         """Add one ended request."""
         self._ended += 1
         self._failed += stats.finish_reason in _FAILED
+
+    def of_engine(self, rank: int) -> dict[str, int]:
+        """Return the requests of an engine now, and its generated tokens since the start."""
+        last = self._last_steps.get(rank)
+        return {
+            "running": last.num_running if last is not None else 0,
+            "waiting": last.num_waiting if last is not None else 0,
+            "generated_tokens": self._generated_by[rank],
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Return the totals by name; times are in seconds."""

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from builtin_plugins.metric_sinks.api import plugin_faults
 from builtin_plugins.routes.common.media_parts import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
-from builtin_plugins.routes.playground.counters import NAME
+from builtin_plugins.routes.playground.counters import NAME, Totals
 from core.api import EngineConfig, EngineError
 from core.api.execution import CallAnswer
 from core.api.serving import ServedEngine
@@ -65,6 +65,7 @@ class PlaygroundRoutes:
         self._counting: asyncio.Future[list[CallAnswer]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
+        self._blocks_by_engine: dict[int, dict[str, int]] = {}
         self._faults: list[Faults] = []
         """Faults of plugins in the engine's process."""
 
@@ -98,26 +99,41 @@ class PlaygroundRoutes:
             },
             "requests": {name: health[name] for name in ("running", "waiting")},
             "blocks": await self._block_counts(),
-            "totals": self._totals(),
+            "totals": None if self._totals is None else self._totals.as_json(),
         }
+        state["engines"] = self._engines(health.get("engines", ()))
         faults = [plugin_faults(engine.registry), *self._faults]
         state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.entries, faults)
         return JSONResponse(state, headers={"Cache-Control": "no-store"})
 
-    def _totals(self) -> dict[str, Any] | None:
-        for entry in self._engine.sinks.entries:
-            if entry.name == NAME:
-                totals: dict[str, Any] = entry.sink.as_json()
-                return totals
-        return None
+    @property
+    def _totals(self) -> Totals | None:
+        sinks = (entry.sink for entry in self._engine.sinks.entries if entry.name == NAME)
+        totals: Totals | None = next(sinks, None)
+        return totals
+
+    def _engines(self, states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the state, requests and blocks of each engine; empty with one."""
+        return [
+            {
+                "rank": rank,
+                **state,
+                **({} if self._totals is None else self._totals.of_engine(rank)),
+                "blocks": self._blocks_by_engine.get(rank),
+            }
+            for rank, state in enumerate(states)
+        ]
 
     def _read(self, answers: Sequence[CallAnswer]) -> None:
         """Store the blocks of all engines together, and the faults of each."""
-        states = [msgspec.json.decode(each.scheduler) for each in answers if each.scheduler]
-        self._faults = [state["faults"] for state in states]
+        states = {
+            each.engine: msgspec.json.decode(each.scheduler) for each in answers if each.scheduler
+        }
+        self._faults = [state["faults"] for state in states.values()]
+        self._blocks_by_engine = {rank: state["blocks"] for rank, state in states.items()}
         blocks: Counter[str] = Counter()
-        for state in states:
-            blocks.update(state["blocks"])
+        for counts in self._blocks_by_engine.values():
+            blocks.update(counts)
         self._blocks = dict(blocks)
 
     async def _block_counts(self) -> dict[str, int] | None:

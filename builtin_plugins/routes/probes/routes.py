@@ -70,16 +70,15 @@ class ProbeRoutes:
     async def _health(self, request: Request) -> JSONResponse:
         """Return 200 if the server serves its open requests, also while draining.
 
-        The body includes the info of features.
+        The body includes the info of features, with several engines also of each.
         """
         health = self._engine_health(request)
         good = health["status"] in ("ready", "draining")
         if good:
             await self._update(HEALTH_S)
-            features: dict[str, Any] = {}
+            health["features"] = {}
             for answer in self._known:
-                features |= msgspec.json.decode(answer).get("infos", {})
-            health["features"] = features
+                _add_features(health, msgspec.json.decode(answer))
         return _answer(health, good=good)
 
     def _engine_health(self, request: Request) -> dict[str, Any]:
@@ -128,6 +127,15 @@ class ProbeRoutes:
                 self._known = [each for answer in answers for each in answer.all]
                 if self._pending is pending:  # a concurrent request may have replaced it
                     self._pending = None
+
+
+def _add_features(health: dict[str, Any], answer: Mapping[str, Any]) -> None:
+    """Add what features of an engine's process report: to the server's, and to the engine's."""
+    infos = answer.get("infos", {})
+    health["features"] |= infos
+    engines = health.get("engines", ())
+    if infos and answer["engine"] < len(engines):
+        engines[answer["engine"]]["features"] = infos
 
 
 def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:

@@ -46,6 +46,7 @@ function render(state) {
     document.forms.fields.elements[name].placeholder = value ?? "default";
   if (blocks) renderBlocks(blocks);
   if (totals) renderTotals(totals, state.time_s);
+  renderEngines(state.engines);
   renderPlugins(state.plugins);
   const restarts = health.restarts ? `, ${health.restarts} restarts` : "";
   setText("facts", health.reason || `Version ${state.version}, context ${formatWhole(state.max_model_len)} tokens${restarts}`);
@@ -84,6 +85,25 @@ function renderSpark() {
   const line = `M${points.join("L")}`;
   $("spark").querySelector(".line").setAttribute("d", line);
   $("spark").querySelector(".area").setAttribute("d", `${line}L240 48L0 48Z`);
+}
+
+function renderEngines(engines) {
+  $("engines").hidden = !engines.length; // one engine has the cards above
+  const ready = engines.filter((engine) => engine.status === "ready").length;
+  setText("engine-status", `${ready} of ${engines.length} ready`);
+  $("engines").classList.toggle("faulty", ready < engines.length);
+  $("engine-list").replaceChildren(...engines.map((engine) => {
+    const item = make("li", engine.status === "ready" ? "" : "faulty");
+    const facts = [engine.status, `${formatWhole(engine.running ?? 0)} running`, `${formatWhole(engine.waiting ?? 0)} waiting`];
+    if (engine.blocks) {
+      const { used, cached, free } = engine.blocks;
+      facts.push(`${formatWhole(used)} of ${formatWhole(used + cached + free)} blocks used, ${formatWhole(cached)} cached`);
+    }
+    if (engine.restarts) facts.push(`${engine.restarts} restarts`);
+    item.append(make("span", "", `Engine ${engine.rank}`), make("small", "", facts.join(", ")));
+    if (engine.reason) item.append(make("em", "", engine.reason));
+    return item;
+  }));
 }
 
 function renderPlugins(plugins) {
