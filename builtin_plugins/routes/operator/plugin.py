@@ -74,4 +74,6 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     if not config.options.get("enable_operator_routes"):
         return extensions
     settings = Settings.of(config.options.get("profiler_config") or {})
-    return [*extensions, StepProfiler(settings)] if settings else extensions
+    if settings is not None:
+        extensions.append(StepProfiler(settings, config.options.get("data_parallel_rank")))
+    return extensions

@@ -64,8 +64,10 @@ class StepProfiler:
 
     name = NAME
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, engine: int | None = None) -> None:
+        """`engine`: rank of the engine if there are several; files are named by it."""
         self._settings = settings
+        self._prefix = "" if engine is None else f"engine{engine}."
         self._rank = 0
         self._profile: profile | None = None
         self._is_requested = False
@@ -147,7 +149,7 @@ class StepProfiler:
         suffix = ".gz" if self._settings.torch_profiler_use_gzip else ""
         folder = Path(self._settings.torch_profiler_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json{suffix}"
+        path = folder / f"{self._prefix}rank{self._rank}.{time.time_ns()}.pt.trace.json{suffix}"
         stopped.export_chrome_trace(str(path))
         log.info("%s", stopped.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
         return str(path)

@@ -265,14 +265,25 @@ class OperatorRoutes:
 
 
 def _files(answers: Sequence[CallAnswer]) -> list[str]:
-    """Return the files that ranks have written. Raises `HTTPException` for their errors."""
-    results = [
-        msgspec.json.decode(answer) for engine in require_all(answers) for answer in engine.all
-    ]
-    for each in results:
-        if "error" in each:
-            raise HTTPException(409, f"{each['error']}.")
-    return [each["file"] for each in results if each.get("file")]
+    """Return the files that ranks have written.
+
+    Raises `HTTPException` for their errors; it names the engines, and the files of the others.
+    """
+    names = {answer.engine: f"engine {answer.engine}: " for answer in answers}
+    if len(answers) == 1:
+        names[answers[0].engine] = ""
+    errors = [f"{names[answer.engine]}{answer.error}" for answer in answers if answer.error]
+    files: list[str] = []
+    for answer in answers:
+        for result in map(msgspec.json.decode, answer.all):
+            if "error" in result:
+                errors.append(f"{names[answer.engine]}{result['error']}")
+            elif result.get("file"):
+                files.append(result["file"])
+    if errors:
+        written = f" Other engines have written {', '.join(files)}." if files else ""
+        raise HTTPException(409, f"{'; '.join(errors)}.{written}")
+    return files
 
 
 def _as_json(answer: CallAnswer) -> dict[str, Any]:

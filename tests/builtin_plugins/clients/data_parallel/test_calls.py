@@ -1,0 +1,223 @@
+"""Every call of a feature with two engines: each answer names the engine that has done it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+import os
+import re
+import signal
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from builtin_plugins.features.lora.messages import AdapterRef
+from core import AsyncLLM
+from core.api import InvalidRequest
+from core.api.execution import CallAnswer
+from core.testing.checkpoints import make_checkpoint
+from tests.builtin_plugins.clients.data_parallel.engines import child, running, states
+from tests.builtin_plugins.clients.streams import until
+from tests.builtin_plugins.features.lora.adapter_writer import make_adapter
+from tests.timeouts import TIMEOUT_S
+
+ROOT: Final = Path(__file__).parents[4]
+ORDER: Final = (
+    "reset_prefix_cache",
+    "memory.owners",
+    "explain.request",
+    "playground.blocks",
+    "kv_events.chain",
+    "lora.load",
+    "lora.list",
+    "lora.pin",
+    "lora.unload",
+    "pausing.pause",
+    "pausing.state",
+    "pausing.drain",
+    "pausing.resume",
+    "sleeping.idle",
+    "sleeping.sleep",
+    "sleeping.state",
+    "sleeping.wake",
+    "sleeping.release",
+    "sleeping.wake",
+    "profiling.start",
+    "profiling.stop",
+)
+"""All calls, in an order in which each is possible."""
+NOT_TRIED: Final = {"multimodal.counters": "reads counters; it needs a model with a vision tower"}
+PAYLOADS: Final = {"sleeping.sleep": b"1", "explain.request": b"unknown"}
+DIED: Final = "the engine died before it answered"
+
+
+def calls_of(owner: type[Any]) -> set[str]:
+    """Return the calls that an extension's method compares its verb with."""
+    method = ast.parse(textwrap.dedent(inspect.getsource(owner.call))).body[0]
+    assert isinstance(method, ast.FunctionDef)
+    verb = method.args.args[1].arg
+    verbs = {
+        constant.value
+        for compared in ast.walk(method)
+        if isinstance(compared, ast.Compare) and ast.unparse(compared.left) == verb
+        for constant in ast.walk(compared)
+        if isinstance(constant, ast.Constant)
+    }
+    return {f"{owner.name}.{each}" for each in verbs}
+
+
+def calls_of_features() -> set[str]:
+    """Return the calls of all builtin extensions of schedulers and workers."""
+    found: set[str] = set()
+    for path in (ROOT / "builtin_plugins").rglob("*.py"):
+        if not re.search(r"def call\(self, \w+: str, data: bytes\) -> bytes", path.read_text()):
+            continue
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for owner in vars(module).values():
+            is_own = isinstance(owner, type) and owner.__module__ == module.__name__
+            if is_own and isinstance(getattr(owner, "name", None), str) and hasattr(owner, "call"):
+                found |= calls_of(owner)
+    return found
+
+
+def test_every_call_of_a_feature_is_tried_with_two_engines() -> None:
+    assert calls_of_features() == {*ORDER, *NOT_TRIED} - {"reset_prefix_cache"}
+
+
+@pytest.fixture(scope="module")
+def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the payload of each call; `model` is the checkpoint of the engines."""
+    folder = tmp_path_factory.mktemp("calls")
+    model = make_checkpoint("LlamaForCausalLM", folder / "model")
+    one, other = (
+        msgspec.msgpack.encode(
+            AdapterRef(bytes([rank]) * 32, str(make_adapter(model, folder / name, rank)), name)
+        )
+        for rank, name in ((1, "one"), (2, "other"))
+    )
+    adapters = {"lora.load": one, "lora.pin": one, "lora.unload": other}
+    return {**PAYLOADS, **adapters, "model": str(model).encode()}
+
+
+@pytest.fixture(scope="module")
+def engines(
+    payloads: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AsyncLLM]:
+    folder = tmp_path_factory.mktemp("files")
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"}
+    with running(
+        payloads["model"].decode(),
+        plugins=["+playground"],
+        enable_lora=True,
+        max_lora_rank=8,
+        enable_operator_routes=True,
+        enable_sleep_mode=True,
+        profiler_config={"torch_profiler_dir": str(folder), "torch_profiler_with_stack": False},
+        kv_events_config=events,
+    ) as engines:
+        yield engines
+
+
+async def all_calls(engines: AsyncLLM, payloads: dict[str, bytes]) -> list[list[CallAnswer]]:
+    """Make all calls in order, without waiting for one before the next."""
+    return await asyncio.wait_for(
+        asyncio.gather(*(engines.call(name, payloads.get(name, b"")) for name in ORDER)), TIMEOUT_S
+    )
+
+
+def has_done(answer: CallAnswer) -> bool:
+    """Return whether an engine has done a call; it has an answer, or an error."""
+    assert bool(answer.all) != bool(answer.error), answer
+    assert not (answer.died and answer.all)
+    return bool(answer.all)
+
+
+def errors_of(answers: Sequence[list[CallAnswer]], rank: int) -> dict[str, str]:
+    """Return the errors of an engine, by call."""
+    assert all([each.engine for each in found] == [0, 1] for found in answers)
+    return {
+        name: found[rank].error
+        for name, found in zip(ORDER, answers, strict=True)
+        if not has_done(found[rank])
+    }
+
+
+@pytest.mark.slow
+def test_calls_are_done_by_both_engines(engines: AsyncLLM, payloads: dict[str, bytes]) -> None:
+    async def main() -> None:
+        await engines.call("lora.load", payloads["lora.load"])
+
+        async def has_loaded() -> bool:
+            lists = [msgspec.json.decode(each.all[0]) for each in await engines.call("lora.list")]
+            return all(found and found[0]["state"] == "ready" for found in lists)
+
+        while not await has_loaded():
+            await asyncio.sleep(0.02)
+        answers = await all_calls(engines, payloads)
+        assert errors_of(answers, 0) == errors_of(answers, 1) == {}
+        files = [msgspec.json.decode(each.ranks[0])["file"] for each in answers[-1]]
+        assert [Path(file).name.split(".")[:2] for file in files] == [
+            ["engine0", "rank0"],
+            ["engine1", "rank0"],
+        ]
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_calls_are_not_done_by_an_engine_that_dies_meanwhile(
+    engines: AsyncLLM, payloads: dict[str, bytes]
+) -> None:
+    async def main() -> None:
+        os.kill(child(engines, 0).pid, signal.SIGSTOP)
+        calls = asyncio.ensure_future(all_calls(engines, payloads))
+        supervised = engines._client._engines[0].supervised
+        await until(lambda: len(supervised._calls) == len(ORDER))
+        os.kill(child(engines, 0).pid, signal.SIGKILL)
+        answers = await calls
+        assert errors_of(answers, 1) == {}
+        found = errors_of(answers, 0)
+        assert set(found) == set(ORDER)
+        assert all(DIED in error for error in found.values())
+        await until(lambda: states(engines) == ["ready"] * 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_calls_wait_for_an_engine_that_restarts(
+    engines: AsyncLLM, payloads: dict[str, bytes]
+) -> None:
+    async def main() -> None:
+        supervised = engines._client._engines[0].supervised
+        may_restart = threading.Event()
+        pause = supervised._pause
+        supervised._pause = may_restart.wait
+        os.kill(child(engines, 0).pid, signal.SIGKILL)
+        await until(lambda: states(engines)[0] == "restarting")
+        calls = asyncio.ensure_future(all_calls(engines, payloads))
+        await until(lambda: len(supervised._calls._waiting) == len(ORDER))
+        assert not calls.done()
+        supervised._pause = pause
+        may_restart.set()
+        answers = await calls
+        assert errors_of(answers, 1) == {}
+        # The new process has read no adapter yet.
+        found = errors_of(answers, 0)
+        assert list(found) == ["lora.pin"]
+        assert "cannot be pinned" in found["lora.pin"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_unknown_call_is_refused(engines: AsyncLLM) -> None:
+    with pytest.raises(InvalidRequest, match=r"no feature that is on answers the call 'lora\.eat'"):
+        asyncio.run(engines.call("lora.eat"))
