@@ -86,3 +86,16 @@ def test_stats_log_can_be_disabled(caplog: pytest.LogCaptureFixture) -> None:
         logged = Logged(caplog, log_stats_interval=0.0)
         logged.step(3600.0)
     assert not logged.lines
+
+
+def test_line_sums_up_several_engines(logged: Logged) -> None:
+    logged.step(4.0, running=3, engine=0, queried_tokens=100)
+    logged.step(1.0, running=0, engine=1, cached_tokens=50)
+    logged.step(3.0, running=2, engine=1, preemptions=1)
+    logged.sink.tokens(TokenStats(200, engine=1))
+    assert not logged.lines
+    logged.step(2.0, running=2, engine=1)
+    assert logged.lines == [
+        "5 running, 0 waiting; prompts 0.0 tokens/s, answers 20.0 tokens/s; KV cache 25.0% used, "
+        "prefix cache 50.0% hits, 1 preemptions"
+    ]

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from builtin_plugins.features.lora.messages import AdapterRef
+from builtin_plugins.routes.api import variant_sources
 from core import AsyncLLM
 from core.api import InvalidRequest
 from core.api.execution import CallAnswer
@@ -55,6 +55,7 @@ ORDER: Final = (
 """All calls, in an order in which each is possible."""
 NOT_TRIED: Final = {"multimodal.counters": "reads counters; it needs a model with a vision tower"}
 PAYLOADS: Final = {"sleeping.sleep": b"1", "explain.request": b"unknown"}
+ADAPTERS: Final = ("one", "other")
 DIED: Final = "the engine died before it answered"
 
 
@@ -92,37 +93,45 @@ def test_every_call_of_a_feature_is_tried_with_two_engines() -> None:
 
 
 @pytest.fixture(scope="module")
-def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the payload of each call; `model` is the checkpoint of the engines."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model and two adapters."""
     folder = tmp_path_factory.mktemp("calls")
     model = make_checkpoint("LlamaForCausalLM", folder / "model")
-    one, other = (
-        msgspec.msgpack.encode(
-            AdapterRef(bytes([rank]) * 32, str(make_adapter(model, folder / name, rank)), name)
-        )
-        for rank, name in ((1, "one"), (2, "other"))
-    )
-    adapters = {"lora.load": one, "lora.pin": one, "lora.unload": other}
-    return {**PAYLOADS, **adapters, "model": str(model).encode()}
+    for rank, name in enumerate(ADAPTERS, 1):
+        make_adapter(model, folder / name, rank)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def engines(
-    payloads: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AsyncLLM]:
-    folder = tmp_path_factory.mktemp("files")
+def engines(folder: Path) -> Iterator[AsyncLLM]:
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"}
+    profiler = {"torch_profiler_dir": str(folder / "profiles"), "torch_profiler_with_stack": False}
     with running(
-        payloads["model"].decode(),
+        str(folder / "model"),
         plugins=["+playground"],
         enable_lora=True,
         max_lora_rank=8,
         enable_operator_routes=True,
         enable_sleep_mode=True,
-        profiler_config={"torch_profiler_dir": str(folder), "torch_profiler_with_stack": False},
+        profiler_config=profiler,
         kv_events_config=events,
     ) as engines:
         yield engines
+
+
+@pytest.fixture(scope="module")
+def payloads(engines: AsyncLLM, folder: Path) -> dict[str, bytes]:
+    """Return the payload of each call that has one; both engines have loaded the adapters."""
+    (source,) = variant_sources(engines.registry)
+
+    async def load() -> list[bytes]:
+        for name in ADAPTERS:
+            await source.load(engines.call, name, str(folder / name), None, again=False)
+        known = source._adapters.known  # type: ignore[attr-defined]
+        return [msgspec.msgpack.encode(known[name].ref) for name in ADAPTERS]
+
+    one, other = asyncio.run(asyncio.wait_for(load(), TIMEOUT_S))
+    return {**PAYLOADS, "lora.load": one, "lora.pin": one, "lora.unload": other}
 
 
 async def all_calls(engines: AsyncLLM, payloads: dict[str, bytes]) -> list[list[CallAnswer]]:
@@ -152,14 +161,6 @@ def errors_of(answers: Sequence[list[CallAnswer]], rank: int) -> dict[str, str]:
 @pytest.mark.slow
 def test_calls_are_done_by_both_engines(engines: AsyncLLM, payloads: dict[str, bytes]) -> None:
     async def main() -> None:
-        await engines.call("lora.load", payloads["lora.load"])
-
-        async def has_loaded() -> bool:
-            lists = [msgspec.json.decode(each.all[0]) for each in await engines.call("lora.list")]
-            return all(found and found[0]["state"] == "ready" for found in lists)
-
-        while not await has_loaded():
-            await asyncio.sleep(0.02)
         answers = await all_calls(engines, payloads)
         assert errors_of(answers, 0) == errors_of(answers, 1) == {}
         files = [msgspec.json.decode(each.ranks[0])["file"] for each in answers[-1]]

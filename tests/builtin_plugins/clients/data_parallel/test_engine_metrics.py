@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from core import AsyncLLM
+from core.api.telemetry import StepStats
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.clients.data_parallel.engines import child, running
 from tests.builtin_plugins.clients.streams import collect, streams, until
@@ -92,3 +96,25 @@ def test_request_that_moves_counts_for_the_engine_that_ends_it(tmp_path: Path) -
 
     with running(model) as engine:
         asyncio.run(main(engine))
+
+
+@pytest.mark.slow
+def test_metric_sinks_get_one_step_at_a_time(tmp_path: Path) -> None:
+    model = str(make_checkpoint("LlamaForCausalLM", tmp_path / "llama"))
+    engines: list[int] = []
+    inside = threading.Semaphore()
+
+    class Sink:
+        def step(self, stats: StepStats) -> None:
+            assert inside.acquire(blocking=False), "another engine's step is being recorded"
+            engines.append(stats.engine)
+            time.sleep(0.001)
+            inside.release()
+
+    with running(model) as engine:
+        health: Any = engine.sinks.entries[0]
+        sink = type(health)("one at a time", "tests", Sink())
+        engine.sinks.entries.append(sink)  # type: ignore[attr-defined]
+        asyncio.run(streams(engine, 1, 8))
+        assert sink.faults == 0
+        assert set(engines) == {0, 1}
