@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -53,6 +53,8 @@ class StatsLog:
         """Time of work in this interval up to the last step, in seconds."""
         self._last_s: float | None = None
         """End of the last step; None: no requests were left after it."""
+        self._last_steps: dict[int, StepStats] = {}
+        """Last step of each engine."""
         self._now = _Totals()
         self._logged = _Totals()
         """Totals at the last log line."""
@@ -63,12 +65,14 @@ class StatsLog:
             return
         now_s = self._clock()
         self._busy_s += stats.step_s if self._last_s is None else now_s - self._last_s
-        self._last_s = now_s if stats.num_running or stats.num_waiting else None
+        self._last_steps[stats.engine] = stats
+        is_busy = any(last.num_running or last.num_waiting for last in self._last_steps.values())
+        self._last_s = now_s if is_busy else None
         self._now.queried += stats.queried_tokens
         self._now.cached += stats.cached_tokens
         self._now.preemptions += stats.preemptions
         if self._busy_s >= self._interval_s:
-            self._write(stats)
+            self._write([*self._last_steps.values()])
 
     def tokens(self, stats: TokenStats) -> None:
         """Count delivered tokens. Runs in another thread than `step`, on other totals."""
@@ -78,7 +82,7 @@ class StatsLog:
     def request(self, stats: RequestStats) -> None:
         """Ignore requests."""
 
-    def _write(self, stats: StepStats) -> None:
+    def _write(self, engines: Sequence[StepStats]) -> None:
         before = self._logged
         now = replace(self._now)
         self._logged = now
@@ -91,11 +95,11 @@ class StatsLog:
         log.info(
             "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; "
             "KV cache %.1f%% used, prefix cache %s, %d preemptions",
-            stats.num_running,
-            stats.num_waiting,
+            sum(last.num_running for last in engines),
+            sum(last.num_waiting for last in engines),
             (now.prompt - before.prompt) / busy_s,
             (now.generated - before.generated) / busy_s,
-            100 * stats.kv_usage,
+            100 * sum(last.kv_usage for last in engines) / len(engines),
             hits,
             now.preemptions - before.preemptions,
         )

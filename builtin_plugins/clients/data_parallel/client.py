@@ -75,6 +75,8 @@ class DataParallelClient:
         self._listener = listener
         self._lock = threading.RLock()
         """Guards routes and loads; held for no call of an engine."""
+        self._observing = threading.Lock()
+        """Statistics of all engines go to the metric sinks one after the other."""
         self._routed: dict[str, Routed] = {}
         self._waiting: dict[str, Routed] = {}
         """Sequences without a first token."""
@@ -279,7 +281,8 @@ class DataParallelClient:
         def observed(stats: StepStats) -> None:
             stats.engine = engine.rank
             if observe is not None:
-                observe(stats)
+                with self._observing:
+                    observe(stats)
 
         return Listener(
             deliver=partial(self._deliver, engine),
