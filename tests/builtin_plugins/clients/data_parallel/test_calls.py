@@ -111,6 +111,7 @@ def engines(folder: Path) -> Iterator[AsyncLLM]:
         plugins=["+playground"],
         enable_lora=True,
         max_lora_rank=8,
+        max_loras=2,
         enable_operator_routes=True,
         enable_sleep_mode=True,
         profiler_config=profiler,
