@@ -5,7 +5,7 @@ Parts, all of them by default:
 - `cost`: processor time of the balancer for a request, with 2 and 8 engines.
 - `shares`: 64 equal requests at once over 4 engines.
 - `hits`: 50 conversations of 8 turns over 4 engines, next to one cache.
-- `gaps`: the worst gap in 64 streams over 2 engines without kills, and with 20 kills.
+- `gaps`: the worst gap in 64 streams over `--engines` without kills, and with 20 kills.
 - `steps`: median step of one engine while the other one is killed again and again, at equal rows.
 - `throughput`: requests per second of two engines next to one engine with two threads.
 
@@ -89,7 +89,18 @@ def scripted(size: int, **settings: Any) -> Any:
 def processes(engine: AsyncLLM) -> list[Any]:
     """Return the process of each engine."""
     client: Any = engine._client
+    if not hasattr(client, "_engines"):
+        return [client._child]
     return [each.supervised._child for each in client._engines]
+
+
+def cpu_s(engine: AsyncLLM) -> float:
+    """Return the processor time of all engine processes, in seconds."""
+    ticks = 0
+    for process in processes(engine):
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def states(engine: AsyncLLM) -> list[str]:
@@ -312,9 +323,11 @@ def measure_steps(num_streams: int, kills: int) -> None:
 def measure_throughput(rounds: int) -> None:
     """Print requests per second of two engines with a thread each, and of one with two."""
 
-    async def batch(engine: AsyncLLM, name: str) -> float:
+    async def batch(engine: AsyncLLM, name: str) -> tuple[float, float]:
+        """Return requests per second, and processor time of a request."""
         draw = random.Random(name)
         prompts = [[draw.randrange(5, 7000) for _ in range(64)] for _ in range(64)]
+        used_s = cpu_s(engine)
         began_s = time.monotonic()
         await asyncio.gather(
             *(
@@ -322,7 +335,8 @@ def measure_throughput(rounds: int) -> None:
                 for number, prompt in enumerate(prompts)
             )
         )
-        return len(prompts) / (time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        return len(prompts) / took_s, (cpu_s(engine) - used_s) / len(prompts)
 
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_checkpoint("Qwen3ForCausalLM", Path(folder) / "model", **SHAPE))
@@ -333,19 +347,18 @@ def measure_throughput(rounds: int) -> None:
         ):
 
             async def main() -> None:
-                speeds: list[tuple[float, float]] = []
-                for index in range(rounds + 1):
-                    pair = [
-                        await batch(engine, f"{index}-{size}")
-                        for size, engine in ((1, one), (2, two))
-                    ]
-                    speeds.append((pair[0], pair[1]))
-                ratios = sorted(after / before for before, after in speeds[1:])
-                medians = [statistics.median(each) for each in zip(*speeds[1:], strict=True)]
+                pairs = [
+                    [await batch(one, f"{index}-1"), await batch(two, f"{index}-2")]
+                    for index in range(rounds + 1)
+                ][1:]
+                ratios = sorted(after[0] / before[0] for before, after in pairs)
+                cpu = statistics.median(after[1] / before[1] for before, after in pairs)
+                speeds = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
                 print(
-                    f"throughput: one engine with two threads {medians[0]:.1f} requests/s, two "
-                    f"with one each {medians[1]:.1f}; median ratio of {rounds} pairs "
-                    f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                    f"throughput: one engine with two threads {speeds[0]:.1f} requests/s, two "
+                    f"with one each {speeds[1]:.1f}; median ratio of {rounds} pairs "
+                    f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); "
+                    f"processor time of a request {cpu:.2f} times"
                 )
 
             asyncio.run(main())
@@ -356,6 +369,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--engines", type=int, default=2, help="of `gaps`")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=7)
@@ -363,7 +377,7 @@ def main() -> None:
         "cost": lambda args: measure_cost(),
         "shares": lambda args: measure_shares(),
         "hits": lambda args: measure_hits(),
-        "gaps": lambda args: measure_gaps(2, args.streams, args.kills),
+        "gaps": lambda args: measure_gaps(args.engines, args.streams, args.kills),
         "steps": lambda args: measure_steps(min(16, args.streams), args.kills),
         "throughput": lambda args: measure_throughput(args.rounds),
     }

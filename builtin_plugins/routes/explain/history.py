@@ -53,7 +53,7 @@ class SequenceReport(msgspec.Struct):
     engine: int = 0
     """Rank of the engine."""
     resumed_tokens: int = 0
-    """Tokens that were generated before an engine died, and were not computed again here."""
+    """Generated tokens that the sequence arrived with, after the death of an engine."""
     moved_from: list[int] = []
     """Ranks of other engines that had the sequence and died, in order."""
 

@@ -163,6 +163,76 @@ def test_pasted_and_dropped_images_become_parts(tmp_path):
     }
 
 
+ENGINES_STUB = """
+const texts = (node) => [node.textContent ?? "", ...(node.children ?? []).map(texts)].flat();
+const element = () => ({
+  hidden: false, textContent: "", children: [], dataset: {}, style: {},
+  classList: { states: {}, toggle(name, on) { this.states[name] = on; } },
+  setAttribute() {}, querySelector: element,
+  append(...more) { this.children.push(...more); },
+  replaceChildren(...more) { this.children = more; },
+});
+const elements = {};
+globalThis.document = {
+  hidden: false, getElementById: (id) => (elements[id] ??= element()), createElement: element,
+};
+const states = JSON.parse(process.argv[3]);
+globalThis.fetch = async () => ({ ok: true, status: 200, json: async () => states.shift() });
+globalThis.setTimeout = (again) => queueMicrotask(() => states.length ? again() : print());
+function print() {
+  const lines = elements["engine-list"].children.map((item) => texts(item).filter(Boolean));
+  const faulty = elements.engines.classList.states.faulty;
+  console.log(JSON.stringify({
+    hidden: elements.engines.hidden, status: elements["engine-status"].textContent, lines, faulty }));
+}
+await import(process.argv[2]);
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no Node.js on this machine")
+def test_page_shows_each_of_several_engines(tmp_path):
+    stubs = {
+        "chat": "export const headers = () => ({});",
+        "images": "export const enableImages = () => {};",
+    }
+    stubs["texts"] = (PAGE / "texts.js").read_text()
+    stubs["engine"] = (PAGE / "engine.js").read_text().replace('.js";', '.mjs";')
+    for name, text in stubs.items():
+        (tmp_path / f"{name}.mjs").write_text(text)
+    (tmp_path / "stub.mjs").write_text(ENGINES_STUB)
+    state = {
+        "health": {"status": "ready", "reason": "", "restarts": 1},
+        "requests": {"running": 2, "waiting": 0},
+        "defaults": {},
+        "plugins": [],
+        "max_model_len": 512,
+    }
+    ready = {"rank": 0, "status": "ready", "reason": "", "restarts": 0, "running": 2, "waiting": 1}
+    blocks = {"used": 3, "cached": 1, "free": 6}
+    engines = [
+        {**ready, "blocks": blocks},
+        {**ready, "rank": 1, "status": "restarting", "reason": "it died", "restarts": 1},
+    ]
+
+    def shown(*states):
+        command = [NODE, str(tmp_path / "stub.mjs"), str(tmp_path / "engine.mjs")]
+        command.append(json.dumps(states))
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    found = shown({**state, "engines": engines})
+    assert found == {
+        "hidden": False,
+        "status": "1 of 2 ready",
+        "faulty": True,
+        "lines": [
+            ["Engine 0", "ready, 2 running, 1 waiting, 3 of 10 blocks used, 1 cached"],
+            ["Engine 1", "restarting, 2 running, 1 waiting, 1 restarts", "it died"],
+        ],
+    }
+    assert shown({**state, "engines": engines}, {**state, "engines": []})["hidden"] is True
+
+
 def test_state_counts_requests_blocks_and_tokens(call_api):
     question = {"messages": [{"role": "user", "content": "x" * 99}]}
     post = ("POST", "/v1/chat/completions", {"json": question})
