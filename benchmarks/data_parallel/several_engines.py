@@ -316,7 +316,7 @@ def measure_steps(num_streams: int, kills: int) -> None:
     with scripted(2) as engine:
         sink = Steps()
         entry = engine.sinks.entries[0]
-        engine.sinks.entries.append(type(entry)("steps", "benchmark", sink))  # type: ignore[attr-defined]
+        engine.sinks.entries.append(type(entry)("steps", "benchmark", sink))
         asyncio.run(main(engine, sink))
 
 
