@@ -17,6 +17,7 @@ import transformers
 from transformers.models.auto import processing_auto
 
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
+from builtin_plugins.input_processors.transformers.idefics2_texts import Idefics2ImageTexts
 from builtin_plugins.input_processors.transformers.kimi import Kimi_K25ImageProcessorPil
 from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
 from builtin_plugins.input_processors.transformers.llama4 import Llama4ImageProcessorPil
@@ -35,6 +36,7 @@ FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_
 """Files that may name the class of a processor, in transformers' order."""
 STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
     {
+        "Idefics2Processor": Idefics2ImageTexts,
         "MiniCPMV4_6Processor": MiniCPMProcessor,
         "MiniCPMV4_7Processor": MiniCPMCanvasProcessor,
         "PixtralProcessor": PixtralProcessor,

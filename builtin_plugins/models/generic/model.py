@@ -120,15 +120,21 @@ class GenericModel(nn.Module):
         return self._hidden(batch.input_ids, batch.positions + self._first)
 
     def _hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor | None, cache: Any = None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        cache: Any = None,
+        **inputs: torch.Tensor,
     ) -> torch.Tensor:
         """Return hidden states of one sequence of token ids [n] or embeddings [n, hidden].
 
-        Without `positions` ([n] or [axes, n]), transformers counts them.
+        Without `positions` ([n] or [axes, n]), transformers counts them. `inputs` are others of
+        the model, [n, ...].
         """
         device = self._context.device
         name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
-        given = {name: tokens.to(device)[None]}
+        given = {name: value[None] for name, value in inputs.items()}
+        given[name] = tokens.to(device)[None]
         if positions is not None:
             given["position_ids"] = positions.to(device).unsqueeze(-2)
         out = self.base(

@@ -83,9 +83,13 @@ def why_not(config: Any, model_class: Any) -> str | None:
 
 def _rope_types(parameters: Any) -> set[str]:
     """Return the kinds of rotary scaling, of a config that has one for all layers or one for each
-    type of layer.
+    type of layer. One with a fixed `alpha` (HunYuan) is of no kind: it stretches the base.
     """
     if not isinstance(parameters, dict):
         return set()
     nested = [part for part in parameters.values() if isinstance(part, dict)]
-    return {str(part.get("rope_type", "default")) for part in (nested or [parameters])}
+    return {
+        str(part.get("rope_type", "default"))
+        for part in (nested or [parameters])
+        if not part.get("alpha")
+    }

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from builtin_plugins.models.vision import gemma, llama4, logits, ovis2, qwen3_vl_moe
+from builtin_plugins.models.vision import (
+    ernie4_5_vl,
+    gemma,
+    gemma3n,
+    llama4,
+    logits,
+    ovis2,
+    qwen3_vl_moe,
+)
+from builtin_plugins.models.vision.image_text import UNCHANGED, TextPart
 from builtin_plugins.models.vision.tower import Arrange
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.tower import LookAhead
@@ -37,6 +46,8 @@ class Family:
     """Returns the tokens besides the placeholder that get embeddings of the tower."""
     arrange: Arrange | None = None
     """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
+    text: TextPart = UNCHANGED
+    """How a text part of transformers' own modules is run."""
 
 
 GLM_ROPE: Final = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
@@ -52,15 +63,19 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "DeepseekOcr2ForConditionalGeneration": Family(),
         "DeepseekVLForConditionalGeneration": Family(),
         "DeepseekVLHybridForConditionalGeneration": Family(),
+        "Ernie4_5_VLMoeForConditionalGeneration": Family(text=ernie4_5_vl.TEXT),
         "Exaone4_5_ForConditionalGeneration": Family(),
         "Gemma3ForConditionalGeneration": Family(look_ahead=gemma.items),
+        "Gemma3nForConditionalGeneration": Family(text=gemma3n.TEXT),
         "Gemma4ForConditionalGeneration": Family(look_ahead=gemma.windowed_items),
         "Glm46VForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "Glm4vForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "Glm4vMoeForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "GlmOcrForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "GotOcr2ForConditionalGeneration": Family(),
+        "HunYuanVLForConditionalGeneration": Family(),
         "HyperCLOVAXVisionV2ForConditionalGeneration": Family(scaled_images=True),
+        "Idefics2ForConditionalGeneration": Family(),
         "Idefics3ForConditionalGeneration": Family(),
         "InternVLForConditionalGeneration": Family(),
         "JanusForConditionalGeneration": Family(),

@@ -5,10 +5,10 @@ It is for text parts without a native decoder: unsharded, unquantized and slower
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -20,11 +20,27 @@ from core.api.models import BuildContext, ForwardBatch
 from core.model_spec.tower import MULTIMODAL
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """How a text part of transformers' own modules is run."""
+
+    inputs: Callable[[Any, Any, ForwardBatch], Mapping[str, torch.Tensor]] | None = None
+    """Returns inputs [num_tokens, ...] besides embeddings and positions, of (config, text model,
+    batch).
+    """
+    prepare: Callable[[Any], None] | None = None
+    """Changes the modules of a loaded model."""
+
+
+UNCHANGED: Final = TextPart()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTextSpec(GenericSpec):
     """An image-text model that is served through its own modules."""
 
     tower: TransformersTowerSpec
+    text: TextPart = UNCHANGED
 
     @property
     def hidden_size(self) -> int:
@@ -62,13 +78,16 @@ class ImageTextModel(GenericModel):
         self._deepstack = batch.deepstack
         tokens = batch.input_ids if batch.embeddings is None else batch.embeddings
         positions = batch.rope_positions
-        return self._hidden(
-            tokens, batch.positions + self._first if positions is None else positions
-        )
+        positions = batch.positions + self._first if positions is None else positions
+        inputs = self.spec.text.inputs
+        more = {} if inputs is None else inputs(self.spec.config, self.base, batch)
+        return self._hidden(tokens, positions, **more)
 
     def _set_parts(self, model: Any) -> None:
         """Set `base` and the tower."""
         whole = model.model
+        if self.spec.text.prepare is not None:
+            self.spec.text.prepare(whole)
         self.base = whole.get_decoder()
         self.tower.set_model(model)
         model.model = GivenHidden(whole)

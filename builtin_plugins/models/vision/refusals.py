@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,20 +19,16 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "DiffusionGemmaForBlockDiffusion": "it writes blocks of text by diffusion",
         "Dots3NoteForConditionalGeneration": "its indexed attention has no native layer",
         "Emu3ForConditionalGeneration": "its images become tokens of its vocabulary",
-        "Ernie4_5_VLMoeForConditionalGeneration": "tokens of images have experts of their own",
-        "EvollaForProteinText2Text": "it reads proteins",
         "Florence2ForConditionalGeneration": ENCODER_DECODER,
         "FuyuForCausalLM": "its processor places the patches of all images of a prompt together",
         "GitForCausalLM": "its image comes before its text, not in the prompt",
         "Granite4VisionForConditionalGeneration": "its tower adds to layers chosen by the config",
-        "Idefics2ForConditionalGeneration": "the text of its images depends on that around them",
         "IdeficsForVisionText2Text": CROSS_ATTENTION,
         "InstructBlipForConditionalGeneration": "its tower reads the text of the prompt, too",
         "InstructBlipVideoForConditionalGeneration": "it reads videos",
         "Kosmos2ForConditionalGeneration": "a mask, and no token, tells where its images are",
         "Kosmos2_5ForConditionalGeneration": "a mask, and no token, tells where its images are",
         "MiniMaxM3SparseForConditionalGeneration": "its sparse attention has no native layer",
-        "Mistral4ForCausalLM": "transformers has its text part only",
         "MllamaForConditionalGeneration": CROSS_ATTENTION,
         "PI0ForConditionalGeneration": "it controls robots",
         "PPFormulaNetForConditionalGeneration": ENCODER_DECODER,
@@ -58,8 +53,6 @@ def why_not(model_class: Any, config: Any) -> str | None:
     known = REFUSED.get(model_class.__name__)
     if known is not None:
         return known
-    if _needs_timm(config) and find_spec("timm") is None:
-        return "its tower needs timm, which is not installed"
     if _needs_torchvision(config.model_type):
         return "its image processor needs torchvision, and images are resized by Pillow here"
     if not hasattr(model_class, "get_image_features"):
@@ -69,11 +62,6 @@ def why_not(model_class: Any, config: Any) -> str | None:
         if mark in source:
             return reason
     return None
-
-
-def _needs_timm(config: Any) -> bool:
-    vision = getattr(config, "vision_config", None)
-    return getattr(vision, "model_type", None) == "timm_wrapper"
 
 
 def _needs_torchvision(model_type: str) -> bool:

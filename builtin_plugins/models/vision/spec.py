@@ -15,6 +15,7 @@ from builtin_plugins.models.vision.decoders import FIXED_FIELDS, native_decoder
 from builtin_plugins.models.vision.families import FAMILIES, Family
 from builtin_plugins.models.vision.image_text import ImageTextSpec
 from builtin_plugins.models.vision.refusals import why_not
+from builtin_plugins.models.vision.timm_towers import check_timm
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
 from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
@@ -36,6 +37,7 @@ def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTex
     `own_modules` takes those in any case. Raises `ModelError` for a model that is not served.
     """
     architecture = str(ModelFacts(hf_config).required("architectures")[0])
+    check_timm(hf_config)
     config = read_config(hf_config)
     model_class = getattr(transformers, architecture)
     family = FAMILIES.get(architecture)
@@ -55,7 +57,7 @@ def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTex
     )
     tower = TransformersTowerSpec(config, model_class, facts, family.arrange)
     if read is None or own_modules:
-        return _image_text(config, model_class, tower)
+        return _image_text(config, model_class, tower, family)
     decoder = read(_text_fields(config, family))
     if family.scaled_images:
         tower = replace(tower, scale=decoder.embed_scale)
@@ -67,10 +69,13 @@ def is_image_text(architecture: str) -> bool:
     """Return whether transformers has a class of this name that reads images and writes text."""
     auto: Any = modeling_auto
     names = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
-    return architecture in names and hasattr(transformers, architecture)
+    model_class = getattr(transformers, architecture, None)
+    return architecture in names and getattr(model_class, "input_modalities", "text") != "text"
 
 
-def _image_text(config: Any, model_class: Any, tower: TransformersTowerSpec) -> ImageTextSpec:
+def _image_text(
+    config: Any, model_class: Any, tower: TransformersTowerSpec, family: Family
+) -> ImageTextSpec:
     """Return a model that runs through transformers' modules. Raises `ModelError`."""
     text = config.get_text_config()
     reason = why_not_generic(config, model_class)
@@ -80,7 +85,7 @@ def _image_text(config: Any, model_class: Any, tower: TransformersTowerSpec) -> 
             f"decoder for {model_class.__name__}, because in transformers {reason}. Serve another "
             "checkpoint."
         )
-    return ImageTextSpec(config, model_class, text.vocab_size, tower=tower)
+    return ImageTextSpec(config, model_class, text.vocab_size, tower=tower, text=family.text)
 
 
 def _text_config(config: Any) -> Any:

@@ -51,6 +51,8 @@ class Served:
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
         self.model = MODELS[name]
+        if self.model.needs is not None:
+            pytest.importorskip(self.model.needs, reason=f"{self.model.needs} is not installed")
         self.image = self.model.image
         self.blocks = self.model.blocks
         self.settings = {**SETTINGS, **self.model.settings}

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from builtin_plugins.models.generic.spec import spec as generic_spec
-from builtin_plugins.models.vision import refusals
+from builtin_plugins.models.vision import timm_towers
 from builtin_plugins.models.vision.families import FAMILIES
 from builtin_plugins.models.vision.image_text import ImageTextSpec
 from builtin_plugins.models.vision.plugin import engine_models
@@ -77,7 +77,7 @@ def test_every_layout_of_text_tensors_is_known(stored: str, own: str) -> None:
     ("model_type", "architecture", "words"),
     [
         ("blip", "BlipForConditionalGeneration", "by cross-attention"),
-        ("hunyuan_vl", "HunYuanVLForConditionalGeneration", "positions in several axes"),
+        ("cohere_compass", "CohereCompassForConditionalGeneration", "positions in several axes"),
         ("florence2", "Florence2ForConditionalGeneration", "an encoder reads its images"),
         ("mllama", "MllamaForConditionalGeneration", "by cross-attention"),
         ("molmo2", "Molmo2ForConditionalGeneration", "image processor needs torchvision"),
@@ -117,10 +117,19 @@ def test_pipeline_stages_are_refused() -> None:
         found.check_split(1, 2)
 
 
-def test_tower_of_timm_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="its tower needs timm"):
-        spec(config_of("fast_vlm", "FastVlmForConditionalGeneration"))
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("fast_vlm", "FastVlmForConditionalGeneration"),
+        ("gemma3n", "Gemma3nForConditionalGeneration"),
+    ],
+)
+def test_tower_of_timm_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch, model_type: str, architecture: str
+) -> None:
+    monkeypatch.setattr(timm_towers, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="pip install timm"):
+        spec(config_of(model_type, architecture))
 
 
 def test_refused_models_are_image_text_models_without_a_family() -> None:

@@ -51,6 +51,8 @@ class VisionModel:
     """Whether it is tested with tensor parallelism, too."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Engine settings of its tests."""
+    needs: str | None = None
+    """A package that it needs and that may be missing."""
     blocks: tuple[int, ...] = (13, 14, 15)
     """Numbers of cache blocks, of which one preempts requests; with sliding windows, few do."""
 
@@ -72,14 +74,19 @@ def tokenizer(special: list[str], **extra: Any) -> Any:
     )
 
 
-def save(model: Any, folder: Path) -> None:
-    """Save a model with random weights large enough that images change every token."""
+def save(model: Any, folder: Path, *, deep_convolutions: bool = False) -> None:
+    """Save a model with random weights large enough that images change every token.
+
+    Many convolutions would make noise of them: with `deep_convolutions`, they keep its size.
+    """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.eval().named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
-                parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+                is_small = deep_convolutions and parameter.ndim == 4
+                fan_in = parameter[0].numel() * 4 if is_small else parameter.shape[-1]
+                parameter.copy_(noise * 2.0 / fan_in**0.5)
             else:
                 parameter.copy_(noise * 0.1 + ("bias" not in name))
     model.generation_config.eos_token_id = None

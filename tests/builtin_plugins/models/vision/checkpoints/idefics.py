@@ -41,6 +41,34 @@ def _fields(own: Any) -> dict[str, Any]:
     }
 
 
+def idefics2(folder: Path) -> None:
+    """Idefics2: quarters and the whole image, resampled to a fixed number of tokens."""
+    own = tokenizer(TOKENS)
+    config = transformers.Idefics2Config(
+        vision_config={**VISION, "image_size": 32},
+        perceiver_config={
+            "hidden_size": 64,
+            "resampler_n_latents": 4,
+            "resampler_depth": 2,
+            "resampler_n_heads": 4,
+            "resampler_head_dim": 16,
+            "num_key_value_heads": 2,
+        },
+        text_config={**TEXT, "model_type": "mistral", "pad_token_id": 0, "sliding_window": 24},
+        image_token_id=own.convert_tokens_to_ids("<image>"),
+    )
+    save(transformers.Idefics2ForConditionalGeneration(config), folder)
+    processor = transformers.Idefics2Processor(
+        image_processor=transformers.Idefics2ImageProcessorPil(
+            size={"shortest_edge": 16, "longest_edge": 32}, do_image_splitting=True
+        ),
+        tokenizer=own,
+        image_seq_len=4,
+        chat_template=TEMPLATE.replace(IMAGE, "<image>"),
+    )
+    processor.save_pretrained(folder)
+
+
 def idefics3(folder: Path) -> None:
     """Idefics3: patches shuffled into tokens; positions interpolated by the patches of an image."""
     own = tokenizer(TOKENS)
@@ -72,6 +100,7 @@ def smolvlm(folder: Path) -> None:
 
 
 MODELS: Final = {
+    "idefics2": VisionModel(idefics2, "<image>", blocks=(20, 22, 24)),
     "idefics3": VisionModel(idefics3, "<image>"),
     "smolvlm": VisionModel(smolvlm, "<image>"),
 }
