@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from core.api import EngineConfig, Option, Range, Registry, hookimpl
+from core.api import ConfigError, EngineConfig, Option, Range, Registry, hookimpl
 
 Json = dict[str, Any]
 
@@ -72,7 +72,10 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
-    if not _has_tower(config, registry):
+    has_tower = _has_tower(config, registry)
+    if not has_tower:
+        if has_tower is False:
+            _refuse_options(config)
         return []
     # Imported lazily for a fast start.
     from builtin_plugins.features.multimodal.processor_host import close_hosts
@@ -96,12 +99,27 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     return [MultimodalWorker(Settings.from_config(config), memory_owners(registry))]
 
 
-def _has_tower(config: EngineConfig, registry: Registry) -> bool:
-    """Return whether the model's spec has a tower; the scheduler's process has torch anyway."""
+def _has_tower(config: EngineConfig, registry: Registry) -> bool | None:
+    """Return whether the model's spec has a tower; None without a model.
+
+    The scheduler's process has torch anyway.
+    """
     from core.models.layers.loading import read_model  # lazy: torch is slow to import
 
     source = registry.find_model(config.model.model, config)
     if source is None:
-        return False
+        return None
     spec, _ = read_model(config, source, registry)
     return getattr(spec, "tower", None) is not None
+
+
+def _refuse_options(config: EngineConfig) -> None:
+    """Raise `ConfigError` for options that a text model has no use for."""
+    for option in engine_options():
+        value = config.options.get(option.name, option.default)
+        if value != option.default:
+            flag = f"--{option.name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag}: got {value!r:.80}; expected a model that reads images, and "
+                f"{config.model.model} reads text only. Remove the flag."
+            )

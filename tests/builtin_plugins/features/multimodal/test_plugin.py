@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
 from builtin_plugins.features.multimodal.messages import NAME
-from builtin_plugins.features.multimodal.plugin import engine_scheduler_extensions
+from builtin_plugins.features.multimodal.plugin import engine_options, engine_scheduler_extensions
+from core.api import ConfigError
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
 from core.plugin import load_plan, make_plan
 
 
-def halves(folder: Path) -> list[str]:
+def halves(folder: Path, **options: Any) -> list[str]:
     """Return the names of the scheduler halves for the model of a folder."""
     registry = load_plan(make_plan())
-    config = EngineConfig(model=ModelConfig(model=str(folder)))
+    config = EngineConfig(model=ModelConfig(model=str(folder)), options=options)
     return [half.name for half in engine_scheduler_extensions(config, registry)]
 
 
@@ -41,3 +43,25 @@ def test_model_with_a_tower_has_the_half(tmp_path: Path) -> None:
     config = transformers.Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"])
     write_config(tmp_path, config)
     assert halves(tmp_path) == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("disable_chunked_mm_input", True),
+        ("enable_mm_embeds", True),
+        ("mm_encoder_cache_tokens", 64),
+        ("mm_processor_cache_gb", 1.0),
+        ("mm_processor_kwargs", {"size": 1}),
+        ("trust_request_mm_kwargs", True),
+    ],
+)
+def test_options_for_images_are_refused_for_text_models(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    write_config(tmp_path, transformers.LlamaConfig(architectures=["LlamaForCausalLM"]))
+    default = next(option.default for option in engine_options() if option.name == name)
+    assert halves(tmp_path, **{name: default}) == []
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"^{flag}: got .* reads text only. Remove the flag"):
+        halves(tmp_path, **{name: value})

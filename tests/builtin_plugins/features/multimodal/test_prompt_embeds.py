@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.tokens.render import RenderRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import LLM, AsyncLLM, SamplingParams
 from core.api import InvalidRequest
@@ -152,5 +153,24 @@ def test_completions_take_every_form_and_answer_embeddings_first(folder: Path) -
             refused = post(**fields)
             assert refused.status_code == 400, fields
             assert refused.json()["error"]["param"] == param
+    finally:
+        engine.shutdown()
+
+
+def test_embeddings_are_refused_by_render_routes_and_token_ids_are_not(folder: Path) -> None:
+    embeddings = embeddings_of(folder, PROMPTS[0])
+    given = base64.b64encode(save({"x": embeddings})).decode()
+    settings = {**SETTINGS, "enable_scale_out": True}
+    engine = AsyncLLM(str(folder), disable_frontend_multiprocessing=True, **settings)
+    try:
+        groups = [each(engine, engine.config) for each in (OpenAIRoutes, RenderRoutes)]
+        app = HttpServer(engine, engine.config, groups).app
+        path = "/v1/completions/render"
+        refused = send_to(app, "POST", path, json={"prompt_embeds": given, "max_tokens": 4})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "prompt_embeds"
+        assert "embeddings" in refused.json()["error"]["message"]
+        rendered = send_to(app, "POST", path, json={"prompt": PROMPTS[0], "max_tokens": 4})
+        assert [each["token_ids"] for each in rendered.json()] == [PROMPTS[0]]
     finally:
         engine.shutdown()

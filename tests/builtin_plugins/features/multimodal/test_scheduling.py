@@ -28,7 +28,9 @@ from tests.core.scheduler.fake_worker import VOCAB, Engine
 BUDGET = 16
 
 
-def limits(cache_tokens: int = 40, step_tokens: int = 12) -> Settings:
+def limits(
+    cache_tokens: int = 40, step_tokens: int = 12, *, whole_items: bool = False
+) -> Settings:
     return Settings(
         max_images=8,
         processor_kwargs={},
@@ -39,6 +41,7 @@ def limits(cache_tokens: int = 40, step_tokens: int = 12) -> Settings:
         cache_tokens=cache_tokens,
         step_tokens=step_tokens,
         chunk_tokens=BUDGET,
+        whole_items=whole_items,
     )
 
 
@@ -66,6 +69,8 @@ class Batch:
         self.items: dict[str, RequestItems] = {}
         self.rows: dict[int, str] = {}
         self.done = 0
+        self.num_cuts = 0
+        """Steps that end within an item."""
         self.needs_whole_prompts = False
 
     def add(
@@ -125,6 +130,7 @@ class Batch:
             for item in message.items:
                 for run in item.runs:
                     end = run.start + run.length
+                    self.num_cuts += run.start < start + count < end
                     if run.start < start + count and end > start:
                         needed[item.content_hash] = item.num_tokens
             for first, end in message.look_ahead:
@@ -189,6 +195,16 @@ def test_a_prompt_of_tokens_that_see_each_other_is_one_chunk(
     batch.run()
     batch.engine.check_idle()
     assert len(batch.engine.finished) == len(parts)
+
+
+@pytest.mark.parametrize("whole_items", [False, True])
+def test_items_are_cut_into_chunks_unless_disabled(folder: str, whole_items: bool) -> None:
+    batch = Batch(limits(whole_items=whole_items), folder, max_model_len=80, num_blocks=48)
+    for number, parts in enumerate([[(9, 10), (7, 12)], [(12, 14)], [(3, 11), (6, 13)]]):
+        batch.add(f"r{number}", parts)
+    batch.run()
+    assert len(batch.engine.finished) == 3
+    assert (batch.num_cuts == 0) == whole_items
 
 
 def test_equal_items_are_encoded_once_and_prefix_hits_never(folder: str) -> None:

@@ -54,7 +54,7 @@ def idefics2(folder: Path) -> None:
             "resampler_head_dim": 16,
             "num_key_value_heads": 2,
         },
-        text_config={**TEXT, "model_type": "mistral", "pad_token_id": 0, "sliding_window": 24},
+        text_config={**TEXT, "model_type": "mistral", "pad_token_id": 0, "sliding_window": None},
         image_token_id=own.convert_tokens_to_ids("<image>"),
     )
     save(transformers.Idefics2ForConditionalGeneration(config), folder)
@@ -100,7 +100,7 @@ def smolvlm(folder: Path) -> None:
 
 
 MODELS: Final = {
-    "idefics2": VisionModel(idefics2, "<image>", blocks=(20, 22, 24)),
+    "idefics2": VisionModel(idefics2, "<image>"),
     "idefics3": VisionModel(idefics3, "<image>"),
     "smolvlm": VisionModel(smolvlm, "<image>"),
 }
