@@ -94,7 +94,7 @@ def check_equals_its_oracle(subject: Subject) -> None:
     ]  # beyond tiny forms' windows and first contexts
     weights, truth = _truth(oracle, config, ids, subject)
     model = _built(subject, config)
-    model.load_weights(list(weights.items()))
+    model.load_weights(list({**_tower_weights(model), **weights}.items()))
     found = Session(model).step(ids)
     difference = (found - truth.float().log_softmax(-1)).abs().max().item()
     assert difference < 2e-3, (
@@ -106,6 +106,46 @@ def check_states_a_tiny_config(subject: Subject) -> None:
     """`EXAMPLE_CONFIG`, a small config.json as a mapping, is what the model is built from here."""
     known = subject.builtin or _example(subject) is not None
     assert known, f"{subject.entry.name}: define EXAMPLE_CONFIG next to it."
+
+
+def check_tower_encodes_its_example(subject: Subject) -> None:
+    """A tower loads exactly its own tensors, and returns a row of the decoder's size for each
+    placeholder token.
+
+    `EXAMPLE_ITEM` is (modality, number of placeholder tokens, tensors of its input processor).
+    """
+    config = _example(subject)
+    model: Any = None if config is None else _built(subject, config)
+    tower = getattr(model, "tower", None)
+    item = stated(subject, "EXAMPLE_ITEM")
+    if tower is None or (item is None and subject.builtin):
+        return
+    name = subject.entry.name
+    assert item, f"{name}: define EXAMPLE_ITEM next to it: (modality, tokens, tensors by name)."
+    weights = _tower_weights(model)
+    try:
+        tower.load_weights(dict(list(weights.items())[1:]))
+    except ModelError:
+        tower.load_weights(weights)
+    else:
+        raise AssertionError(f"{name}: a tower without one of its tensors raises no ModelError.")
+    modality, num_tokens, tensors = item
+    assert modality in tower.facts.placeholders, f"{name}: no placeholder token for {modality!r}."
+    with torch.inference_mode():
+        first, again = (tower.encode(modality, tensors) for _ in range(2))
+    shape = (num_tokens, model.spec.hidden_size)
+    for rows in (first.embeddings, *first.deepstack):
+        assert rows.shape == shape, f"{name}: rows have shape {tuple(rows.shape)}, not {shape}."
+        assert rows.isfinite().all(), f"{name}: a row of the tower is not finite."
+    assert first.embeddings.equal(again.embeddings), f"{name}: an item is encoded in two ways."
+
+
+def _tower_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return random tensors of a model's tower, by name; none without a tower."""
+    tower = getattr(model, "tower", None)
+    generator = torch.Generator().manual_seed(2)
+    shapes = {} if tower is None else tower.weight_shapes()
+    return {name: _draw(name, shape, generator) for name, shape in shapes.items()}
 
 
 def _truth(

@@ -28,9 +28,7 @@ from tests.core.scheduler.fake_worker import VOCAB, Engine
 BUDGET = 16
 
 
-def limits(
-    cache_tokens: int = 40, step_tokens: int = 12, *, whole_items: bool = False
-) -> Settings:
+def limits(cache_tokens: int = 40, step_tokens: int = 12, *, whole_items: bool = False) -> Settings:
     return Settings(
         max_images=8,
         processor_kwargs={},

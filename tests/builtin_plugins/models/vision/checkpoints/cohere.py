@@ -9,6 +9,7 @@ import transformers
 
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
 from tests.builtin_plugins.models.vision.checkpoints.common import (
+    SIGLIP,
     TEXT,
     VisionModel,
     save,
@@ -31,16 +32,7 @@ def cohere2_vision(folder: Path) -> None:
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     text = {"model_type": "cohere2", "layer_types": kinds, "sliding_window": 24}
     config = transformers.Cohere2VisionConfig(
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 16,
-            "patch_size": 4,
-            "vision_use_head": False,
-        },
+        vision_config=dict(SIGLIP),
         text_config={**TEXT, **text, "pad_token_id": 0},
         image_token_id=own.convert_tokens_to_ids("<|IMG_PATCH|>"),
         downsample_factor=2,

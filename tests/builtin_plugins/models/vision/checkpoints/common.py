@@ -36,6 +36,17 @@ TEXT: Final = {
     "eos_token_id": None,
 }
 """Fields of a text config that most models share."""
+SIGLIP: Final = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+"""A tower of SigLIP, for images of 16 patches."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import transformers
 
 from tests.builtin_plugins.models.vision.checkpoints.common import (
     IMAGE,
+    SIGLIP,
     TEMPLATE,
     TEXT,
     VisionModel,
@@ -23,15 +24,7 @@ NAMED: Final = {
     "eoi_token": "<end_of_image>",
 }
 TOKENS: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *NAMED.values()]
-SIGLIP: Final = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 4,
-}
+SIGLIP_WITH_HEAD: Final = {**SIGLIP, "vision_use_head": True}
 LLAMA: Final = {**TEXT, "model_type": "llama"}
 SIZE: Final = {"height": 16, "width": 16}
 
@@ -86,7 +79,7 @@ def janus(folder: Path) -> None:
 def deepseek_vl(folder: Path) -> None:
     """DeepSeek-VL: SigLIP."""
     config = transformers.DeepseekVLConfig(
-        vision_config=dict(SIGLIP),
+        vision_config=SIGLIP_WITH_HEAD,
         text_config=dict(LLAMA),
         image_token_id=_placeholder(),
         tie_word_embeddings=True,
@@ -99,7 +92,7 @@ def deepseek_vl(folder: Path) -> None:
 def deepseek_vl_hybrid(folder: Path) -> None:
     """DeepSeek-VL of 7B: SigLIP for small images, and SAM for large ones."""
     config = transformers.DeepseekVLHybridConfig(
-        vision_config=dict(SIGLIP),
+        vision_config=SIGLIP_WITH_HEAD,
         high_res_vision_config={
             "model_type": "sam_vision_model",
             "hidden_size": 32,

@@ -10,6 +10,7 @@ import transformers
 
 from tests.builtin_plugins.models.vision.checkpoints.common import (
     IMAGE,
+    SIGLIP,
     TEMPLATE,
     TEXT,
     VOCAB,
@@ -131,16 +132,7 @@ def _paligemma(folder: Path, text: Mapping[str, Any]) -> None:
     )
     vocab = len(own)
     config = transformers.PaliGemmaConfig(
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 16,
-            "patch_size": 4,
-            "vision_use_head": False,
-        },
+        vision_config=dict(SIGLIP),
         text_config={**TEXT, **text, "vocab_size": vocab},
         image_token_index=own.convert_tokens_to_ids("<image>"),
         projection_dim=64,

@@ -9,6 +9,7 @@ import transformers
 
 from tests.builtin_plugins.models.vision.checkpoints.common import (
     IMAGE,
+    SIGLIP,
     TEMPLATE,
     TEXT,
     VisionModel,
@@ -28,16 +29,6 @@ AYA_TOKENS: Final = [
     *("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"),
     *("TILE", "TILE_GLOBAL"),
 ]
-SIGLIP: Final = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 4,
-    "vision_use_head": False,
-}
 
 
 def _tiles() -> Any:

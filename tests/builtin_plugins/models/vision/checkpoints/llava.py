@@ -81,12 +81,8 @@ def _tiled(classes: tuple[Any, Any], own: Any, vision: Mapping[str, Any], **fiel
     return classes[1](config)
 
 
-def llava_next(folder: Path) -> None:
-    """LLaVA-NeXT: tiles without their padding, a newline after each row."""
-    own = tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"])
-    classes = transformers.LlavaNextConfig, transformers.LlavaNextForConditionalGeneration
-    vision = {**CLIP, "image_size": 21}
-    save(_tiled(classes, own, vision, text={"model_type": "mistral"}), folder)
+def _save_llava_next(model: Any, own: Any, folder: Path) -> None:
+    save(model, folder)
     processor = transformers.LlavaNextProcessor(
         image_processor=transformers.LlavaNextImageProcessorPil(
             **TILED, image_grid_pinpoints=TILES
@@ -98,6 +94,15 @@ def llava_next(folder: Path) -> None:
         chat_template=TEMPLATE.replace(IMAGE, "<image>"),
     )
     processor.save_pretrained(folder)
+
+
+def llava_next(folder: Path) -> None:
+    """LLaVA-NeXT: tiles without their padding, a newline after each row."""
+    own = tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"])
+    classes = transformers.LlavaNextConfig, transformers.LlavaNextForConditionalGeneration
+    vision = {**CLIP, "image_size": 21}
+    model = _tiled(classes, own, vision, text={"model_type": "mistral"})
+    _save_llava_next(model, own, folder)
 
 
 def granite_vision(folder: Path) -> None:
@@ -106,18 +111,8 @@ def granite_vision(folder: Path) -> None:
     classes = transformers.LlavaNextConfig, transformers.LlavaNextForConditionalGeneration
     vision = {**CLIP, "image_size": 21}
     text = {"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0}
-    save(_tiled(classes, own, vision, text=text, vision_feature_layer=[-3, -2, -1]), folder)
-    processor = transformers.LlavaNextProcessor(
-        image_processor=transformers.LlavaNextImageProcessorPil(
-            **TILED, image_grid_pinpoints=TILES
-        ),
-        tokenizer=own,
-        patch_size=7,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=TEMPLATE.replace(IMAGE, "<image>"),
-    )
-    processor.save_pretrained(folder)
+    model = _tiled(classes, own, vision, text=text, vision_feature_layer=[-3, -2, -1])
+    _save_llava_next(model, own, folder)
 
 
 def llava_next_video(folder: Path) -> None:
