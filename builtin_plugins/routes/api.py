@@ -2,6 +2,7 @@
 
 from builtin_plugins.routes.calls import Call, require_all
 from builtin_plugins.routes.common.media_parts import MediaMessages, load_media, read_media
+from builtin_plugins.routes.error_forms import ERROR_FORMS
 from builtin_plugins.routes.media import (
     MediaCounter,
     MediaLoader,
@@ -13,6 +14,7 @@ from builtin_plugins.routes.responses.database import Connection, Database, Data
 from builtin_plugins.routes.variants import Variant, VariantSource, variant_sources
 
 __all__ = [
+    "ERROR_FORMS",
     "Call",
     "Connection",
     "Database",

@@ -41,6 +41,8 @@ class Address:
     host: str
     port: int
     is_https: bool
+    uds: str = ""
+    """Unix socket to connect to instead of host and port."""
 
     @classmethod
     def parse(cls, url: str, flag: str) -> Address:
@@ -72,17 +74,21 @@ class Answer:
 
 @asynccontextmanager
 async def call_engine(
-    address: Address, method: bytes, target: bytes, headers: Headers, body: bytes, timeout_s: float
+    address: Address,
+    method: bytes,
+    target: bytes,
+    headers: Headers,
+    body: bytes,
+    timeout_s: float | None,
 ) -> AsyncIterator[Answer]:
     """Call an engine on its own connection; leaving the context closes it, which aborts the
     request.
 
     `timeout_s` applies to each wait. Raises `Lost`.
     """
-    tls = ssl.create_default_context() if address.is_https else None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
+            reader, writer = await _connect(address)
     except OSError as error:  # includes TimeoutError
         raise Lost(f"{address.url} cannot be reached: {error or type(error).__name__}") from error
     try:
@@ -107,6 +113,13 @@ async def call_engine(
         writer.close()
 
 
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if address.uds:
+        return await asyncio.open_unix_connection(address.uds)
+    tls = ssl.create_default_context() if address.is_https else None
+    return await asyncio.open_connection(address.host, address.port, ssl=tls)
+
+
 async def _pieces(events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
     async for event in events:
         if isinstance(event, h11.Data):
@@ -114,7 +127,7 @@ async def _pieces(events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
 
 
 async def _events(
-    address: Address, http: h11.Connection, reader: asyncio.StreamReader, timeout_s: float
+    address: Address, http: h11.Connection, reader: asyncio.StreamReader, timeout_s: float | None
 ) -> AsyncIterator[Any]:
     """Yield the head and the body events of the answer."""
     try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.commands.serve.models.settings import read_models
 from builtin_plugins.commands.serve.parent import Parent, can_supervise
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
 from builtin_plugins.commands.serve.rank_servers import MULTI_PORT, RankServers
 from builtin_plugins.commands.serve.serving import serve
 from builtin_plugins.commands.serve.shared_state import num_api_servers
 from builtin_plugins.commands.serve.system import memory_limit, reopen_standard_streams
-from core.api import EngineError
+from core.api import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import argparse
@@ -23,15 +25,21 @@ log = logging.getLogger(__name__)
 
 
 class Serve:
-    """Serves a model; host, port and others are options of the server plugin."""
+    """Serves models; host, port and others are options of the server plugin."""
 
-    help = "Serve a model over HTTP."
+    help = "Serve a model, or several behind one port, over HTTP."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the model."""
+        """Add the models."""
         parser.add_argument(
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
+        )
+        parser.add_argument(
+            "more_models",
+            nargs="*",
+            metavar="MODEL",
+            help="further models, loaded on demand and chosen by `model` in requests",
         )
 
     def run(self, context: CommandContext) -> int:
@@ -45,20 +53,33 @@ class Serve:
                 return found
             config = found
         limit_bytes = memory_limit(config.options.get("api_memory_limit"))
-        num_api_servers(config)
+        num_servers = num_api_servers(config)
+        start = self._serve
+        if (pool := read_models(context)) is not None:
+            if num_servers > 1:
+                raise ConfigError(
+                    f"--api-server-count: got {num_servers}; expected 1 with several models. "
+                    "Remove it, or set it for a model in --models-file."
+                )
+            from builtin_plugins.commands.serve.models.server import (  # lazy: a web framework
+                make_folder,
+                serve_models,
+            )
+
+            start = partial(serve_models, pool, make_folder())
         if config.service.disable_frontend_multiprocessing:
-            return self._serve(config, registry, None)
+            return start(config, registry, None)
         if not can_supervise():
             log.warning(
                 "the API process is not supervised: the system has no pidfd_open, or a plugin has "
                 "started a thread"
             )
-            return self._serve(config, registry, None)
+            return start(config, registry, None)
         outcome = Parent(config, limit_bytes).run()
         if not isinstance(outcome, ParentHandle):
             return outcome
         try:
-            status = self._serve(config, registry, outcome)
+            status = start(config, registry, outcome)
         except (EngineError, KeyboardInterrupt):
             if not outcome.restarts:
                 outcome.leave(1)

@@ -289,7 +289,7 @@ class Parent:
         while self._children.are_alive or self._maintenance.pid:
             self._forks.wait(CHECK_S)
             self.reap()
-        remove_folders_of({self._pid, *self._children.pids})
+        remove_folders_of({os.getpid(), self._pid, *self._children.pids})
         self._control_socket.close()
         self._forks.close()
 

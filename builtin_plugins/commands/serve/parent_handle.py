@@ -170,6 +170,11 @@ class Launched:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return status
 
+    def terminate(self) -> None:
+        """Request its end."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.descriptor, signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill it."""
         with contextlib.suppress(ProcessLookupError):

@@ -18,7 +18,7 @@ def engine_commands() -> list[Entry]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Return the number of API servers and the memory limit of each."""
+    """Return the options of API servers, of rank servers and of several models."""
     count = "Number of processes that serve the port, with the same engines; default: 1."
     text = (
         "Memory above which the API process restarts, without the engine; 0: no limit; "
@@ -28,6 +28,7 @@ def engine_options() -> list[Option]:
         Option("api_server_count", Annotated[int, Range(1, 256)] | None, None, count),
         Option("api_memory_limit", Annotated[Size, Range(0, 1 << 60)] | None, None, text),
         *_rank_servers(),
+        *_several_models(),
     ]
 
 
@@ -64,5 +65,35 @@ def _rank_servers() -> list[Option]:
             Annotated[int, Range(1, 1000)],
             3,
             "Failed probes in a row after which a server is killed and started again.",
+        ),
+    ]
+
+
+def _several_models() -> list[Option]:
+    """Return the options of a server with several models."""
+    keep_alive = (
+        "Seconds without requests after which a model is unloaded; default: never. Its next "
+        "request loads it again."
+    )
+    return [
+        Option(
+            "models_file",
+            str | None,
+            None,
+            "YAML file of models to serve on one port: by name the model, or `model` and flags.",
+        ),
+        Option(
+            "max_loaded_models",
+            Annotated[int, Range(1, 1 << 16)] | None,
+            None,
+            "Largest number of models in memory; the least recently used one without open requests "
+            "is unloaded for another; default: all.",
+        ),
+        Option("model_keep_alive", Annotated[float, Range(0, 1e9)] | None, None, keep_alive),
+        Option(
+            "max_model_queue",
+            Annotated[int, Range(1, 1 << 24)],
+            512,
+            "Largest number of requests that wait for models to be loaded.",
         ),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -32,20 +31,9 @@ from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.common.streams import while_connected
-from core.api import TOO_LONG, EngineConfig, InvalidRequest
+from builtin_plugins.routes.error_forms import anthropic_error
+from core.api import EngineConfig, InvalidRequest
 from core.api.serving import ServedEngine
-
-_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-_NUMBERS: Final = re.compile(r"(\d+) tokens\b.* the context holds (\d+)")
 
 
 class AnthropicRoutes:
@@ -83,13 +71,8 @@ class AnthropicRoutes:
         }
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an error in Anthropic's form, with the additional fields `param` and `code`."""
-        if error["code"] == TOO_LONG:  # agents react to these words by shortening the conversation
-            numbers = _NUMBERS.search(error["message"])
-            counts = f": {numbers[1]} tokens > {numbers[2]} maximum" if numbers else ""
-            error = {**error, "message": f"prompt is too long{counts}"}
-        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {**error, "type": kind}, "request_id": None}
+        """Return an error in Anthropic's form."""
+        return anthropic_error(status, error)
 
 
 class MessagesProtocol:

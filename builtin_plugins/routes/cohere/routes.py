@@ -24,6 +24,7 @@ from builtin_plugins.routes.common.message_endpoint import MessageEndpoint
 from builtin_plugins.routes.common.output_formats import OutputFormats
 from builtin_plugins.routes.common.pipeline import ChatPipeline
 from builtin_plugins.routes.common.schema import body_schema
+from builtin_plugins.routes.error_forms import cohere_error
 from core.api import EngineConfig, InvalidRequest
 from core.api.serving import ServedEngine
 
@@ -52,8 +53,8 @@ class CohereRoutes:
         }
 
     def refusal(self, status: int, error: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an error in Cohere's form, with the additional fields `param` and `code`."""
-        return dict(error)
+        """Return an error in Cohere's form."""
+        return cohere_error(status, error)
 
 
 class ChatProtocol:
