@@ -93,8 +93,10 @@ class Model:
     num_failures: int = 0
     """Failed loads since the last successful one."""
     retry_at_s: float = 0.0
+    requested_at_s: float = 0.0
+    """Arrival of the last request, monotonic clock: the order of least recent use."""
     used_at_s: float = 0.0
-    """Time of the last start or end of a request, monotonic clock."""
+    """Last time at which it was not idle."""
 
     @property
     def name(self) -> str:
@@ -187,7 +189,7 @@ class ModelPool:
         now_s = time.monotonic()
         if model.state == "failed" and now_s < model.retry_at_s:
             raise _unavailable(model, now_s)
-        model.used_at_s = now_s
+        model.requested_at_s = now_s
         if model.state == "loaded" and not model.is_held:
             model.num_open += 1
             return
@@ -235,7 +237,7 @@ class ModelPool:
         leaving = sum(model.state == "unloading" for model in self.models)
         needed = len([m for m in self._queue if m.state != "loaded"]) - leaving
         loaded = [model for model in self.models if model.state == "loaded"]
-        loaded.sort(key=lambda model: (model.num_open > 0, model.used_at_s))
+        loaded.sort(key=lambda model: (model.num_open > 0, model.requested_at_s))
         for place, model in enumerate(loaded):
             model.is_held = place < needed
             if not model.is_held:
