@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from core.api import ConfigError, did_you_mean
 from core.api.config import Field, FieldTable
+
+MERGE: Final = "tag:yaml.org,2002:merge"
+"""Tag of the key `<<`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class ModelsFile:
         """Yield key, value and location. Raises `ConfigError` for a key that is given twice."""
         lines: dict[str, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == MERGE:
+                continue
             line = key_node.start_mark.line + 1
             key = loader.construct_object(key_node)
             if not isinstance(key, str) or not key.strip():

@@ -54,6 +54,18 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"engine-{os.getpid()}-"))
 
 
+def route_groups(pool: ModelPool, config: EngineConfig) -> dict[str, Any]:
+    """Return the routes of a pool by name."""
+    names = ModelNames(pool.models)
+    adapters = Adapters(names)
+    pool.on_loaded = adapters.reload
+    groups: dict[str, Any] = {"models": PoolRoutes(pool, names, config)}
+    for path, form in ERROR_FORMS.items():
+        groups[path] = ForwardingRoutes(pool, names, adapters, [path], form)
+    groups["others"] = ForwardingRoutes(pool, names, adapters, ["/{path:path}"])
+    return groups
+
+
 def serve_models(
     settings: PoolSettings,
     folder: Path,
@@ -72,20 +84,15 @@ def serve_models(
     pool = ModelPool(
         settings.models, starter, max_loaded=settings.max_loaded, max_queue=settings.max_queue
     )
-    names = ModelNames(pool.models)
-    adapters = Adapters(names)
-    pool.on_loaded = adapters.reload
-    groups: dict[str, Any] = {"models": PoolRoutes(pool, names, config)}
-    for path, form in ERROR_FORMS.items():
-        groups[path] = ForwardingRoutes(pool, names, adapters, [path], form)
-    groups["others"] = ForwardingRoutes(pool, names, adapters, ["/{path:path}"])
     # The process of a model logs its requests, and describes its routes at /openapi.json?model=NAME.
     own_options = {"disable_fastapi_docs": True, "disable_uvicorn_access_log": True}
     options = {**config.options, **own_options}
     try:
         with registry.blame(server):
             made = make_server(
-                ServedPool(pool), dataclasses.replace(config, options=options), groups
+                ServedPool(pool),
+                dataclasses.replace(config, options=options),
+                route_groups(pool, config),
             )
             if hasattr(made, "parent"):
                 made.parent = parent
