@@ -54,8 +54,10 @@ class Call:
         path = scope["raw_path"].partition(b"?")[0]
         path = path.removeprefix(root) if root and path.startswith(root + b"/") else path
         body = await request.body()
-        call = cls(request.method.encode(), path, scope["query_string"], _headers(scope), body)
-        call.named = call._take_query() or _named(body)
+        call = cls(
+            request.method.encode(), path, scope["query_string"], forwarded_headers(scope), body
+        )
+        call.named = call._take_query() or named_model(body)
         return call
 
     def _take_query(self) -> str:
@@ -72,7 +74,7 @@ class Call:
         return call_engine(address, self.method, self.target, self.headers, self.body, timeout_s)
 
 
-def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     """Return the headers of a request for a model's process, which trusts this server."""
     hidden = OWN_HEADERS | SET_HERE
     headers = [(name, value) for name, value in scope["headers"] if name not in hidden]
@@ -92,7 +94,7 @@ class _Named(msgspec.Struct):
 _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
-def _named(body: bytes) -> str | None:
+def named_model(body: bytes) -> str | None:
     """Return the model that a body names; None: none, or the body is no JSON object."""
     try:
         model = _NAMED.decode(body).model

@@ -17,6 +17,7 @@ from builtin_plugins.commands.serve.models.pool import ModelPool
 from builtin_plugins.commands.serve.models.process import ProcessStarter
 from builtin_plugins.commands.serve.models.routes import ForwardingRoutes, PoolRoutes
 from builtin_plugins.commands.serve.models.settings import PoolSettings
+from builtin_plugins.commands.serve.models.websocket import SocketRoutes
 from builtin_plugins.routes.api import ERROR_FORMS
 from builtin_plugins.servers.api import Parent
 from core.api import EngineConfig
@@ -62,6 +63,7 @@ def route_groups(pool: ModelPool, config: EngineConfig) -> dict[str, Any]:
     groups: dict[str, Any] = {"models": PoolRoutes(pool, names, config)}
     for path, form in ERROR_FORMS.items():
         groups[path] = ForwardingRoutes(pool, names, adapters, [path], form)
+    groups["socket"] = SocketRoutes(pool, names)
     groups["others"] = ForwardingRoutes(pool, names, adapters, ["/{path:path}"])
     return groups
 

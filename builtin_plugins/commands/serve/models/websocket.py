@@ -1,0 +1,167 @@
+"""`/v1/responses` over a WebSocket: each message goes to the model that it names.
+
+A connection to a model's process lasts as long as the client's, so that responses are continued
+there; an idle one does not keep the model loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import msgspec
+from fastapi import HTTPException
+from starlette.routing import WebSocketRoute
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.exceptions import WebSocketException
+from websockets.protocol import State
+
+from builtin_plugins.commands.route.proxy import Address
+from builtin_plugins.commands.serve.models.forwarding import forwarded_headers, named_model
+from builtin_plugins.commands.serve.models.names import ModelNames
+from builtin_plugins.commands.serve.models.pool import Model, ModelPool
+from builtin_plugins.commands.serve.models.routes import used
+from builtin_plugins.servers.api import ServerActivity
+
+PATH: Final = "/v1/responses"
+POLL_S: Final = 0.25
+"""Interval of checks for a draining server, in seconds."""
+RESTART: Final = 1012
+"""Close code of a server that stops."""
+LAST_EVENTS: Final = tuple(
+    f'{{"type":"{kind}"'
+    for kind in ("response.completed", "response.incomplete", "response.failed", "error")
+)
+"""Beginnings of the message that ends a response."""
+
+
+class SocketRoutes:
+    """WebSocket connections of clients."""
+
+    def __init__(self, pool: ModelPool, names: ModelNames) -> None:
+        self._pool = pool
+        self._names = names
+
+    def routes(self) -> Sequence[WebSocketRoute]:
+        """Return the route."""
+        return [WebSocketRoute(PATH, self._connected)]
+
+    async def _connected(self, websocket: WebSocket) -> None:
+        async with AsyncExitStack() as links:
+            await _Session(websocket, self._pool, self._names, links).serve()
+
+
+class _Session:
+    """One client's connection, and those to the models that it has named."""
+
+    def __init__(
+        self, websocket: WebSocket, pool: ModelPool, names: ModelNames, links: AsyncExitStack
+    ) -> None:
+        self._websocket = websocket
+        self._pool = pool
+        self._names = names
+        self._stack = links
+        self._links: dict[Model, ClientConnection] = {}
+        self._activity: ServerActivity = websocket.scope["state"]["server"]
+
+    async def serve(self) -> None:
+        """Serve messages one after the other until the client leaves or the server stops."""
+        await self._websocket.accept()
+        message = asyncio.ensure_future(self._websocket.receive())
+        try:
+            while True:
+                await asyncio.wait({message}, timeout=POLL_S)
+                if message.done():
+                    received = message.result()
+                    if received["type"] == "websocket.disconnect":
+                        return
+                    message = asyncio.ensure_future(self._websocket.receive())
+                    if not await self._serve_one(received, message):
+                        return
+                elif self._activity.draining:
+                    await self._websocket.close(RESTART, "the server stops")
+                    return
+        finally:
+            message.cancel()
+            await asyncio.gather(message, return_exceptions=True)
+
+    async def _serve_one(self, message: Message, following: asyncio.Future[Message]) -> bool:
+        """Answer one message; return False if the client has left, which cancels the answer."""
+        answer = asyncio.ensure_future(self._answer(message))
+        self._activity.open_requests += 1
+        try:
+            either: set[asyncio.Future[Any]] = {answer, following}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() and following.result()["type"] == "websocket.disconnect":
+                return False
+            await answer
+        except (WebSocketDisconnect, RuntimeError):  # sending to a closed connection
+            return False
+        finally:
+            self._activity.open_requests -= 1
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+        return True
+
+    async def _answer(self, message: Message) -> None:
+        """Send the events of a response, or an error."""
+        text = message.get("text") or (message.get("bytes") or b"").decode(errors="replace")
+        try:
+            model = await self._names.find(named_model(text.encode()))
+            async with used(self._pool, model) as address:
+                await self._relay(await self._link(model, address), text)
+        except (HTTPException, WebSocketException, OSError) as error:
+            if not isinstance(error, HTTPException):
+                detail = {
+                    "message": f"the model's process has ended: {error}",
+                    "code": "engine_dead",
+                }
+                error = HTTPException(503, detail)
+            described = self._websocket.scope["state"]["describe"](error)
+            content = {
+                "type": described.type,
+                "code": described.code or "error",
+                "message": described.message,
+                "param": described.param,
+            }
+            body = {"type": "error", "status": described.status, "error": content}
+            await self._websocket.send_text(msgspec.json.encode(body).decode())
+
+    async def _relay(self, link: ClientConnection, text: str) -> None:
+        """Send a message to a model's process, and its events to the client."""
+        await link.send(text)
+        while True:
+            event = await link.recv(decode=True)
+            await self._websocket.send_text(event)
+            if event.startswith(LAST_EVENTS):
+                return
+
+    async def _link(self, model: Model, address: Address) -> ClientConnection:
+        """Return the connection to a model's process, a new one after it was reloaded."""
+        link = self._links.get(model)
+        if link is None or link.state is not State.OPEN:
+            scope = self._websocket.scope
+            own = {"host", "origin", "user-agent"}
+            headers = [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in forwarded_headers(scope)
+                if not name.startswith(b"sec-websocket-") and name.decode("latin-1") not in own
+            ]
+            host = self._websocket.headers.get("host", "localhost")
+            origin: Any = self._websocket.headers.get("origin")
+            connecting = unix_connect(
+                address.uds,
+                uri=f"ws://{host}{PATH}",
+                additional_headers=headers,
+                origin=origin,
+                compression=None,
+                max_size=None,
+                ping_interval=None,
+                proxy=None,
+            )
+            link = self._links[model] = await self._stack.enter_async_context(connecting)
+        return link
