@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient, WebSocketTestSession
+from starlette.websockets import WebSocketDisconnect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from builtin_plugins.commands.serve.models.pool import ModelPool
@@ -59,6 +61,10 @@ def test_messages_reach_the_models_they_name_over_one_connection(tmp_path: Path)
     with TestClient(app) as client:
         with client.websocket_connect("/v1/responses") as socket:
             exchange(socket, pool)
+        headers = {"origin": "http://elsewhere"}
+        with pytest.raises(WebSocketDisconnect) as refused:
+            client.websocket_connect("/v1/responses", headers=headers).__enter__()
+        assert refused.value.code == 1008
         for process in starter.processes.values():
             assert client.portal is not None
             client.portal.call(process.stop)

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from builtin_plugins.commands.serve.command import Serve
 from builtin_plugins.commands.serve.models.models_file import FileModel, ModelsFile
-from builtin_plugins.commands.serve.models.settings import ModelSettings, child_file
+from builtin_plugins.commands.serve.models.settings import (
+    ModelSettings,
+    PoolSettings,
+    child_file,
+    read_models,
+)
 from core.api import ConfigError, Option
 from core.cli.main import main
 from core.config.fields import FieldTable
@@ -84,7 +90,8 @@ def test_settings_of_a_process_survive_its_file() -> None:
     ("flags", "message"),
     [
         (["a", "b", "a"], "a: names two models, also 'a' (command line)"),
-        (["a", "b", "--served-model-name", "x"], "--served-model-name: names one model"),
+        (["a", "b", "--served-model-name", "x"], "--served-model-name: got x; expected none with"),
+        (["a", "b", "--lora-modules", "n=p"], "n: names two models, also 'a'"),
         (["a", "b", "--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing:"),
         (["--max-loaded-models", "2"], "MODEL: got none; expected one or more"),
         (["a", "b", "--max-loaded-models", "0"], "--max-loaded-models 0 is too small"),
@@ -107,3 +114,49 @@ def test_a_name_of_two_models_of_a_file_is_an_error(
     error = capsys.readouterr().err
     assert "line 2: x: names two models, also 'one'" in error
     assert "line 1" in error
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PoolSettings | None:
+    """Return the models of `engine serve` with these flags."""
+    found: list[PoolSettings | None] = []
+    monkeypatch.setattr(Serve, "run", lambda self, context: found.append(read_models(context)) or 0)
+    assert main(["serve", *flags]) == 0
+    return found[0]
+
+
+@pytest.mark.parametrize("flags", [(), ("a",), ("a", "--served-model-name", "x")])
+def test_one_model_needs_no_pool(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
+    assert settings_of(monkeypatch, *flags) is None
+
+
+def test_flags_of_the_pool_alone_make_one_of_a_single_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = settings_of(monkeypatch, "a", "--served-model-name", "x", "y", "--model-keep-alive", "9")
+    assert pool is not None
+    (model,) = pool.models
+    assert (model.names, model.model, model.keep_alive_s) == (("x", "y"), "a", 9.0)
+
+
+def test_flags_of_all_models_reach_each_and_own_ones_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "c:\n  model: org/c\n  dtype: bfloat16\n  served_model_name: [d]\n  model_keep_alive: 0\n"
+        '  lora_modules: [n=p, \'{"name": "m", "path": "p"}\']\n'
+    )
+    monkeypatch.setenv("ENGINE_API_KEY", "secret")
+    flags = ("--dtype", "float32", "--port", "1", "--model-keep-alive", "5", "--seed", "3")
+    pool = settings_of(monkeypatch, "a/", "b", "--models-file", str(file), *flags)
+    assert pool is not None
+    assert [model.names for model in pool.models] == [("a",), ("b",), ("c", "d")]
+    assert [model.keep_alive_s for model in pool.models] == [5.0, 5.0, 0.0]
+    assert pool.max_loaded == 3
+    first, _, last = pool.models
+    common = {"seed": 3, "api_key": ["secret"]}
+    names = ["a"]
+    assert first.values == {**common, "model": "a/", "dtype": "float32", "served_model_name": names}
+    assert last.values["dtype"] == "bfloat16"
+    assert "port" not in last.values
+    assert (last.adapters, last.has_adapters) == (("n", "m"), True)

@@ -269,7 +269,9 @@ class ModelPool:
             await model.server.ready()
             if self.on_loaded is not None:
                 await self.on_loaded(model)
-        except (EngineError, OSError) as error:
+        except Exception as error:  # fails this model only
+            if not isinstance(error, EngineError | OSError):
+                log.exception("loading the model %s has failed", model.name)
             if model.server is not None:
                 await model.server.stop()
             self._fail(model, str(error))

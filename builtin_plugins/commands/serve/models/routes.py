@@ -283,7 +283,13 @@ async def used(pool: ModelPool, model: Model) -> AsyncIterator[Address]:
 
 @asynccontextmanager
 async def visited(pool: ModelPool, model: Model) -> AsyncIterator[Address]:
-    """Yield the address of a loaded model for a call that is no use of it."""
+    """Yield the address of a loaded model for a call that is no use of it.
+
+    Raises a 503 if it has been unloaded.
+    """
+    if model.state != "loaded":
+        detail = {"message": f"the model {model.name!r} is being unloaded; send the request again."}
+        raise HTTPException(503, detail, headers={"Retry-After": "1"})
     with pool.visit(model) as address:
         yield address
 

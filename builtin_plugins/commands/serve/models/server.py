@@ -47,7 +47,7 @@ class ServedPool:
 def _log_refusal(stats: Any) -> None:
     """Log a request that was answered with an error before a model's process saw it."""
     if isinstance(stats, HttpStats) and stats.error:
-        log.info("%s request refused with status %d: %r", stats.method, stats.status, stats.error)
+        log.debug("%s request refused with status %d: %r", stats.method, stats.status, stats.error)
 
 
 def make_folder() -> Path:
@@ -63,7 +63,7 @@ def route_groups(pool: ModelPool, config: EngineConfig) -> dict[str, Any]:
     groups: dict[str, Any] = {"models": PoolRoutes(pool, names, config)}
     for path, form in ERROR_FORMS.items():
         groups[path] = ForwardingRoutes(pool, names, adapters, [path], form)
-    groups["socket"] = SocketRoutes(pool, names)
+    groups["socket"] = SocketRoutes(pool, names, config)
     groups["others"] = ForwardingRoutes(pool, names, adapters, ["/{path:path}"])
     return groups
 

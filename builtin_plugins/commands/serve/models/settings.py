@@ -75,10 +75,18 @@ def read_models(context: Any) -> PoolSettings | None:
             "own. Remove the flag."
         )
     reader = _Reader(context)
-    models = [] if origin_of("model") == "default" else [reader.of_argument(config.model.model)]
+    path = config.options.get("models_file")
+    names = config.model.served_model_name
+    if names and (further or path):
+        raise ConfigError(
+            f"--served-model-name: got {', '.join(names)}; expected none with several models. Set "
+            "served_model_name of each in a --models-file."
+        )
+    models = []
+    if origin_of("model") != "default":
+        models = [reader.of_argument(config.model.model, names)]
     models += [reader.of_argument(model) for model in further]
-    if path := config.options.get("models_file"):
-        models += reader.of_file(path)
+    models += reader.of_file(path) if path else []
     if not models:
         raise ConfigError("MODEL: got none; expected one or more. Name them, or a --models-file.")
     _check_names(models)
@@ -111,14 +119,9 @@ class _Reader:
             self._common["plugins"] = self._without_named(config)
         self._keep_alive_s = config.options.get("model_keep_alive")
 
-    def of_argument(self, model: str) -> ModelSettings:
-        """Return a model of the command line."""
-        if "served_model_name" in self._common:
-            raise ConfigError(
-                "--served-model-name: names one model. Set served_model_name of each in a "
-                "--models-file."
-            )
-        return self._settings([model.rstrip("/")], {"model": model}, "command line")
+    def of_argument(self, model: str, names: Sequence[str] | None = None) -> ModelSettings:
+        """Return a model of the command line, with its path or id as the default name."""
+        return self._settings(names or [model.rstrip("/")], {"model": model}, "command line")
 
     def of_file(self, path: str) -> list[ModelSettings]:
         """Return the models of a file."""
@@ -176,10 +179,10 @@ def _adapter_name(module: str) -> str:
 
 
 def _check_names(models: Sequence[ModelSettings]) -> None:
-    """Raise `ConfigError` for a name of two models."""
+    """Raise `ConfigError` for a name of two models or their adapters."""
     owners: dict[str, ModelSettings] = {}
     for model in models:
-        for name in model.names:
+        for name in filter(None, (*model.names, *model.adapters)):
             other = owners.setdefault(name, model)
             if other is not model:
                 raise ConfigError(

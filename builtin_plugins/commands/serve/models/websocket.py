@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import HTTPException
@@ -26,6 +27,7 @@ from builtin_plugins.commands.serve.models.names import ModelNames
 from builtin_plugins.commands.serve.models.pool import Model, ModelPool
 from builtin_plugins.commands.serve.models.routes import used
 from builtin_plugins.servers.api import ServerActivity
+from core.api import EngineConfig
 
 PATH: Final = "/v1/responses"
 POLL_S: Final = 0.25
@@ -42,17 +44,28 @@ LAST_EVENTS: Final = tuple(
 class SocketRoutes:
     """WebSocket connections of clients."""
 
-    def __init__(self, pool: ModelPool, names: ModelNames) -> None:
+    def __init__(self, pool: ModelPool, names: ModelNames, config: EngineConfig) -> None:
         self._pool = pool
         self._names = names
+        self._origins = frozenset(config.options.get("allowed_origins") or ())
 
     def routes(self) -> Sequence[WebSocketRoute]:
         """Return the route."""
         return [WebSocketRoute(PATH, self._connected)]
 
     async def _connected(self, websocket: WebSocket) -> None:
+        if not self._allows(websocket):
+            await websocket.close(1008, "the origin is not one of --allowed-origins")
+            return
         async with AsyncExitStack() as links:
             await _Session(websocket, self._pool, self._names, links).serve()
+
+    def _allows(self, websocket: WebSocket) -> bool:
+        """Return whether pages of the connection's origin may call; programs have no origin."""
+        origin = websocket.headers.get("origin")
+        if origin is None or origin in self._origins or "*" in self._origins:
+            return True
+        return urlsplit(origin).netloc == websocket.headers.get("host")
 
 
 class _Session:
@@ -145,19 +158,16 @@ class _Session:
         link = self._links.get(model)
         if link is None or link.state is not State.OPEN:
             scope = self._websocket.scope
-            own = {"host", "origin", "user-agent"}
+            own = {"host", "origin", "user-agent"}  # this server has checked the origin
             headers = [
                 (name.decode("latin-1"), value.decode("latin-1"))
                 for name, value in forwarded_headers(scope)
                 if not name.startswith(b"sec-websocket-") and name.decode("latin-1") not in own
             ]
-            host = self._websocket.headers.get("host", "localhost")
-            origin: Any = self._websocket.headers.get("origin")
             connecting = unix_connect(
                 address.uds,
-                uri=f"ws://{host}{PATH}",
+                uri=f"ws://localhost{PATH}",
                 additional_headers=headers,
-                origin=origin,
                 compression=None,
                 max_size=None,
                 ping_interval=None,
