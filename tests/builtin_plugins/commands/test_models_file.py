@@ -148,13 +148,14 @@ def test_flags_of_all_models_reach_each_and_own_ones_win(
     )
     monkeypatch.setenv("ENGINE_API_KEY", "secret")
     flags = ("--dtype", "float32", "--port", "1", "--model-keep-alive", "5", "--seed", "3")
+    flags += ("--journal", "run.journal")
     pool = settings_of(monkeypatch, "a/", "b", "--models-file", str(file), *flags)
     assert pool is not None
     assert [model.names for model in pool.models] == [("a",), ("b",), ("c", "d")]
     assert [model.keep_alive_s for model in pool.models] == [5.0, 5.0, 0.0]
     assert pool.max_loaded == 3
     first, _, last = pool.models
-    common = {"seed": 3, "api_key": ["secret"]}
+    common = {"seed": 3, "api_key": ["secret"], "journal": "run.journal.a"}
     names = ["a"]
     assert first.values == {**common, "model": "a/", "dtype": "float32", "served_model_name": names}
     assert last.values["dtype"] == "bfloat16"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from builtin_plugins.commands.serve.models.models_file import ModelsFile
 from core.api import ConfigError, EngineConfig
@@ -136,6 +137,8 @@ class _Reader:
         self, names: Sequence[str], own: Mapping[str, Any], location: str
     ) -> ModelSettings:
         values = {**self._common, **own, "served_model_name": list(names)}
+        if values.get("journal") and "journal" not in own:
+            values["journal"] = f"{values['journal']}.{quote(names[0], safe='')}"
         keep_alive_s = values.pop("model_keep_alive", self._keep_alive_s)
         try:
             config = config_from_kwargs(values, self._registry.options())
