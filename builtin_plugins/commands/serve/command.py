@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Serve:
     """Serves models; host, port and others are options of the server plugin."""
 
-    help = "Serve a model, or several behind one port, over HTTP."
+    help = "Serve a model, or several on one port, over HTTP."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Several models behind one port: three models, room for two, 200 mixed requests, one that fails."""
+"""Several models on one port: three of them, room for two, 200 mixed requests, one that fails."""
 
 from __future__ import annotations
 

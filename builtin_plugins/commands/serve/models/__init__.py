@@ -1,1 +1,1 @@
-"""Several models behind one port, each served by a process of its own."""
+"""Several models on one port, each served by a process of its own."""

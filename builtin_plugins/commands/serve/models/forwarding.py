@@ -144,7 +144,7 @@ async def answered(call: Call, address: Address) -> AsyncIterator[Answer]:
             yield answer
     except Lost as error:
         detail = {
-            "message": f"the model's process has ended during the request ({error}); send it again.",
+            "message": f"the model's process has ended ({error}); send the request again.",
             "code": "engine_dead",
         }
         raise HTTPException(503, detail, headers={"Retry-After": "1"}) from error

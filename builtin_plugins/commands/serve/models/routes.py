@@ -1,4 +1,4 @@
-"""Routes of a server with several models: its own pages, and all others at the models' processes."""
+"""Routes of a server with several models: its own pages; others go to the models' processes."""
 
 from __future__ import annotations
 
@@ -261,8 +261,8 @@ class ForwardingRoutes:
         loaded = [model for model in self._pool.models if model.state == "loaded"]
         if not loaded:
             message = (
-                f"{call.path.decode('latin-1')[:200]} names no model, and none is loaded. Name one: "
-                "?model=NAME."
+                f"{call.path.decode('latin-1')[:200]} names no model, and none is loaded. Name "
+                "one: ?model=NAME."
             )
             raise HTTPException(404, {"message": message, "param": "model", "code": "not_found"})
         return Forwarded(call, [partial(visited, self._pool, model) for model in loaded])

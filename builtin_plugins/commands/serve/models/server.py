@@ -86,7 +86,7 @@ def serve_models(
     pool = ModelPool(
         settings.models, starter, max_loaded=settings.max_loaded, max_queue=settings.max_queue
     )
-    # The process of a model logs its requests, and describes its routes at /openapi.json?model=NAME.
+    # A model's process logs its requests, and describes its routes at /openapi.json?model=NAME.
     own_options = {"disable_fastapi_docs": True, "disable_uvicorn_access_log": True}
     options = {**config.options, **own_options}
     try:
