@@ -91,7 +91,8 @@ class World:
 
     async def ask(self, name: str, until: Callable[[], Awaitable[Any]] | None = None) -> str:
         """Make one request; it ends at once, or with `until`."""
-        async with self.pool.use(self.models[name]) as address:
+        async with self.pool.use(self.models[name]) as opened:
+            address: Any = opened
             assert address == name
             self.starter.open[name] += 1
             await (until() if until else asyncio.sleep(0))
@@ -100,7 +101,7 @@ class World:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
 
 
 async def met(condition: Callable[[], bool]) -> None:
@@ -188,7 +189,7 @@ def test_busy_models_get_no_further_requests_while_another_needs_their_room() ->
         await met(lambda: len(world.models["a"].waiting) == 1)
         assert world.starter.loads == ["a"]
         done.set()
-        assert await asyncio.gather(first, other, late) == ["a", "b", "a"]
+        assert list(await asyncio.gather(first, other, late)) == ["a", "b", "a"]
         assert world.starter.loads == ["a", "b", "a"]
 
     run(test)
@@ -317,7 +318,8 @@ def test_calls_of_operators_reach_held_models_and_are_no_use_of_them() -> None:
         model = world.models["a"]
         used_at_s = (model.requested_at_s, model.used_at_s)
         model.is_held = True
-        with world.pool.visit(model) as address:
+        with world.pool.visit(model) as opened:
+            address: Any = opened
             assert address == "a"
             assert not world.pool.unload(model)
         assert (model.requested_at_s, model.used_at_s) == used_at_s

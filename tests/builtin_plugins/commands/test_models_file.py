@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -119,7 +120,12 @@ def test_a_name_of_two_models_of_a_file_is_an_error(
 def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> PoolSettings | None:
     """Return the models of `engine serve` with these flags."""
     found: list[PoolSettings | None] = []
-    monkeypatch.setattr(Serve, "run", lambda self, context: found.append(read_models(context)) or 0)
+
+    def run(self: Serve, context: Any) -> int:
+        found.append(read_models(context))
+        return 0
+
+    monkeypatch.setattr(Serve, "run", run)
     assert main(["serve", *flags]) == 0
     return found[0]
 
@@ -147,8 +153,8 @@ def test_flags_of_all_models_reach_each_and_own_ones_win(
         '  lora_modules: [n=p, \'{"name": "m", "path": "p"}\']\n'
     )
     monkeypatch.setenv("ENGINE_API_KEY", "secret")
-    flags = ("--dtype", "float32", "--port", "1", "--model-keep-alive", "5", "--seed", "3")
-    flags += ("--journal", "run.journal")
+    flags = ["--dtype", "float32", "--port", "1", "--model-keep-alive", "5", "--seed", "3"]
+    flags += ["--journal", "run.journal"]
     pool = settings_of(monkeypatch, "a/", "b", "--models-file", str(file), *flags)
     assert pool is not None
     assert [model.names for model in pool.models] == [("a",), ("b",), ("c", "d")]
