@@ -31,12 +31,12 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a Llama config."""
     facts = ModelFacts(hf_config)
     bias = facts.flag("attention_bias")
-    return _equal_layers(
+    return equal_layers(
         facts, facts.norm(), qkv_bias=bias, out_bias=bias, mlp_bias=facts.flag("mlp_bias")
     )
 
 
-def _equal_layers(
+def equal_layers(
     facts: ModelFacts,
     norm: NormSpec,
     *,
@@ -45,7 +45,7 @@ def _equal_layers(
     mlp_bias: bool = False,
     **attention: Any,
 ) -> DecoderSpec:
-    """Return a model of equal Llama layers."""
+    """Return a model of equal Llama layers; `attention` changes what the config says of it."""
     mlp = facts.mlp(bias=mlp_bias)
     layer = LayerSpec(
         attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm
@@ -64,7 +64,7 @@ def internlm3(hf_config: object) -> DecoderSpec:
     qkv_bias = facts.flag("qkv_bias", facts.flag("attention_bias"))
     bias = facts.flag("bias", facts.flag("mlp_bias"))
     attention: dict[str, Any] = {"qkv_bias": qkv_bias, "out_bias": bias, **facts.heads(128)}
-    return _equal_layers(facts, facts.norm(eps=1e-5), mlp_bias=bias, **attention)
+    return equal_layers(facts, facts.norm(eps=1e-5), mlp_bias=bias, **attention)
 
 
 def seed_oss(hf_config: object) -> DecoderSpec:
@@ -73,7 +73,7 @@ def seed_oss(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias", True)
     out_bias = facts.flag("attention_out_bias")
     attention: dict[str, Any] = {"qkv_bias": bias, "out_bias": out_bias, **facts.heads(128)}
-    return _equal_layers(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
+    return equal_layers(facts, facts.norm(), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def smollm3(hf_config: object) -> DecoderSpec:
@@ -115,7 +115,7 @@ def ernie4_5(hf_config: object) -> DecoderSpec:
         "out_bias": bias,
         **facts.heads(128),
     }
-    return _equal_layers(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
+    return equal_layers(facts, facts.norm(eps=1e-5), tied=True, mlp_bias=bias, **attention)
 
 
 def helium(hf_config: object) -> DecoderSpec:
@@ -127,7 +127,7 @@ def helium(hf_config: object) -> DecoderSpec:
         "qkv_bias": facts.flag("attention_bias"),
         **facts.heads(128),
     }
-    return _equal_layers(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
+    return equal_layers(facts, facts.norm(eps=1e-8), mlp_bias=facts.flag("mlp_bias"), **attention)
 
 
 def hunyuan_dense(hf_config: object) -> DecoderSpec:
@@ -142,7 +142,7 @@ def hunyuan_dense(hf_config: object) -> DecoderSpec:
         "qkv_bias": bias,
         "out_bias": bias,
     }
-    return _equal_layers(facts, norm, names=names, **options)
+    return equal_layers(facts, norm, names=names, **options)
 
 
 def bitnet(hf_config: object) -> DecoderSpec:

@@ -87,6 +87,8 @@ class DecoderSpec:
     tied_head: bool = False
     """Whether the head is the embedding, unless the checkpoint stores a different one."""
     head_bias: bool = False
+    head_normalized: Literal["", "rows", "columns"] = ""
+    """Vectors of the head's weight that are scaled to length 1 when it is loaded; empty: none."""
     embed_scale: float = 1.0
     embed_size: int = 0
     """Width of embedding and head, with projections from and to `hidden_size`; 0: `hidden_size`."""

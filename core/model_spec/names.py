@@ -34,6 +34,8 @@ class WeightNames:
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
+    """Value projection; the same name as `k`: one tensor with the key and the value of each head.
+    """
     o: str = "self_attn.o_proj"
     qkv: str = ""
     """Fused query, key and value; empty: separate tensors."""

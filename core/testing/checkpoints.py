@@ -18,6 +18,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import ConfigError, did_you_mean
+from core.testing.draw import draw_weights
+from core.testing.published.catalog import PUBLISHED, write_published
 from core.testing.shrunken import causal_types, shrunken_config
 from core.testing.tiny_configs import (
     DENSE,
@@ -180,6 +182,14 @@ def make_checkpoint(
     the weights in another dtype. Equal arguments give equal files.
     """
     dtype = getattr(torch, overrides.pop("torch_dtype", "float32"))
+    if architecture in PUBLISHED:
+        if overrides:
+            raise ConfigError(
+                f"fields of {architecture}: got {', '.join(overrides)}; expected none."
+            )
+        write_published(architecture, Path(folder), seed, dtype)
+        write_tokenizer(folder)
+        return Path(folder)
     config = tiny_config(architecture, **overrides)
     model_class: Any = getattr(transformers, causal_types().get(architecture, architecture), None)
     make: Any = model_class or transformers.AutoModelForCausalLM.from_config
@@ -209,6 +219,8 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
     Raises `ConfigError` for an unknown one.
     """
     ends: dict[str, int | None] = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1}
+    if architecture in PUBLISHED:
+        return transformers.PreTrainedConfig(**ends, **PUBLISHED[architecture].config)
     if architecture in POOLED:
         config_class, facts = POOLED[architecture]
         return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))
@@ -267,30 +279,3 @@ def write_tokenizer(folder: str | Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-
-
-def draw_weights(model: torch.nn.Module, seed: int) -> None:
-    """Draw every parameter: matrices that keep the size of what passes through, norms near one,
-    small biases.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue  # sines and cosines, stored or not
-            noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith(
-                ("A_log", "recurrent_param")
-            ):  # states that are forgotten at once would be no test
-                parameter.copy_(noise * 0.5 - 4.0)
-            elif parameter.ndim == 1 or "norm" in name:
-                parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
-            else:
-                parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
-        for name, buffer in model.named_buffers():
-            # Stored, and read like parameters.
-            if name.endswith(("e_score_correction_bias", "layer_scalar", "final_logits_bias")):
-                buffer.copy_(
-                    torch.randn(buffer.shape, generator=generator) * 0.2
-                    + name.endswith("layer_scalar")
-                )

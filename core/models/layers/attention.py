@@ -324,8 +324,8 @@ def _make_qkv(
         width *= 2  # the gate is in the query projection
     kv_width = spec.kv_heads * spec.head_size
     parts = [Slice("q", width, f"{layer}.{names.q}" if own else "")]
+    key = f"{layer}.{names.k}" if own else ""
     if spec.kv_source_layer is None:
-        key = f"{layer}.{names.k}" if own else ""
         parts.append(Slice("k", kv_width, key, kv_parts, spec.key_bias))
         if not spec.key_is_value:
             value = f"{layer}.{names.v}" if own else ""
@@ -340,7 +340,13 @@ def _make_qkv(
         bias=spec.qkv_bias,
         transposed=names.transposed,
         order=_ungrouped_heads(spec) if names.qkv_grouped else list(names.qkv_heads) or None,
+        orders={key: _pairs(spec.kv_heads)} if own and names.k == names.v else None,
     )
+
+
+def _pairs(heads: int) -> list[int]:
+    """Return the order that moves pairs of a key and a value head to keys, then values."""
+    return [*range(0, 2 * heads, 2), *range(1, 2 * heads, 2)]
 
 
 def _heads_norm(

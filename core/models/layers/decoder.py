@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -434,7 +435,7 @@ def _make_head(
         tied_to = embed or Embedding(
             spec.vocab_size, width, context, weights, names.embed, is_head=True
         )
-    return Head(
+    head = Head(
         spec.vocab_size,
         width,
         context,
@@ -444,6 +445,10 @@ def _make_head(
         bias=spec.head_bias,
         row=names.final_bias,
     )
+    if spec.head_normalized:
+        axis = 1 if spec.head_normalized == "rows" else 0
+        weights.change(f"{names.head}.weight", partial(torch.nn.functional.normalize, dim=axis))
+    return head
 
 
 def _encoder_facts(spec: EncoderSpec, max_len: int, vocab_size: int) -> bytes:

@@ -6,7 +6,7 @@ computes the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -132,7 +132,7 @@ class Linear(QuantizedLayer):
     `split="rows"`: each rank computes its part of the output. `split="columns"`: each rank
     multiplies its part of the input and the outputs are summed. `split=""`: every rank computes
     everything. `order`: order of equal row blocks in the checkpoint; our first block is block
-    `order[0]` there.
+    `order[0]` there. `orders`: orders of single prefixes, where they differ.
     """
 
     adapter: Adapter | None
@@ -149,6 +149,7 @@ class Linear(QuantizedLayer):
         bias: bool = False,
         transposed: bool = False,
         order: Sequence[int] | None = None,
+        orders: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self.ops = context.ops
@@ -167,7 +168,8 @@ class Linear(QuantizedLayer):
             for name, parts in groupby(slices, lambda part: part.prefix or prefix)
         ]
         self.parts = {
-            name: self._part(parts, in_features, order, transposed) for name, parts in stored
+            name: self._part(parts, in_features, (orders or {}).get(name, order), transposed)
+            for name, parts in stored
         }
         self.prefixes = {name: part.target for name, part in self.parts.items()}
         """Output rows of each checkpoint prefix."""

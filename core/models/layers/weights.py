@@ -11,7 +11,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -88,6 +88,17 @@ class WeightMap:
                 f"two layers expect the checkpoint tensor {name!r}; correct the weight names."
             )
         self._slots[name] = WeightSlot(None if shape is None else tuple(shape), load, after_load)
+
+    def change(self, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Load what `change` returns for an expected tensor, at each load."""
+        slot = self._slots.get(name)
+        if slot is None:
+            raise ModelError(
+                f"{name}: expected a plain weight, which is changed when it is loaded. Use a "
+                "checkpoint without quantization of this layer."
+            )
+        load = slot.load
+        self._slots[name] = replace(slot, load=lambda tensor: load(change(tensor)))
 
     def add_map(self, prefix: str, other: WeightMap) -> None:
         """Delegate tensors with `prefix` (after renaming) to another map, without the prefix.

@@ -22,9 +22,12 @@ from core.plugin import load_plan, make_plan
 from core.plugin.registry import Registry
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import OneSequenceAttention, plain_context, read_config
+from core.testing.published.catalog import PUBLISHED, reference
 
 torch.set_num_threads(1)
 
+SEED = 1
+"""Of the checkpoints that tests share."""
 Load = Callable[..., Decoder]
 
 
@@ -53,6 +56,9 @@ def by_transformers() -> Callable[[Path], Any]:
 
 
 def _by_transformers(folder: Path) -> Any:
+    architecture = read_config(folder).architectures[0]
+    if architecture in PUBLISHED:
+        return reference(architecture, SEED)
     config = transformers.AutoConfig.from_pretrained(folder)
     # transformers 5.23: Falcon's eager attention adds the slopes of positions twice, its fused one
     # once.
@@ -79,7 +85,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     def folder_of(architecture: str) -> Path:
         folder = root / architecture
-        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=1)
+        return folder if folder.exists() else make_checkpoint(architecture, folder, seed=SEED)
 
     return folder_of
 

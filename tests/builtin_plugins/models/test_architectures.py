@@ -17,13 +17,17 @@ from core.errors import ModelError
 from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
 from core.testing.no_readback import no_readback
 from core.testing.one_sequence import Session
+from core.testing.published.catalog import PUBLISHED
 
 PROMPT_LEN = 56
 """Longer than every window and chunk."""
 NUM_GENERATED = 4
 TOLERANCE = 1e-3
-HERE = sorted(set(ARCHITECTURES) - set(TINY))
-"""Those of `TINY` have tests of their own."""
+HERE = [
+    *sorted(set(ARCHITECTURES) - set(TINY)),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED),
+]
+"""Those of `TINY` have tests of their own; those of `PUBLISHED` run fast through the engine."""
 
 
 def prompt(seed: int) -> list[int]:

@@ -15,6 +15,7 @@ from core import LLM, RequestOutput, SamplingParams
 from core.errors import InvalidRequest
 from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB
 from core.testing.one_sequence import read_config
+from core.testing.published.catalog import PUBLISHED
 
 LENGTHS = (70, 45, 91, 3)
 """Longer than every window (24 and 40), and one that is not."""
@@ -31,7 +32,7 @@ GAP = 1e-3
 
 EVERY = [
     pytest.param(name, marks=[] if name in TINY else pytest.mark.slow)
-    for name in sorted(ARCHITECTURES)
+    for name in sorted({*ARCHITECTURES, *PUBLISHED})
 ]
 """Architectures with all variants in every run; the others under `make test-all` only."""
 
@@ -142,7 +143,7 @@ def ways_of_architectures() -> list[Any]:
             way,
             marks=[] if name in TINY or way == "a budget of 16 tokens" else pytest.mark.slow,
         )
-        for name in sorted(ARCHITECTURES)
+        for name in sorted({*ARCHITECTURES, *PUBLISHED})
         for way in WAYS
     ]
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, Qwen2Model, Qwen3Fo
 from core import LLM, AsyncLLM, PoolingParams, PoolingRequestOutput
 from core.errors import ConfigError, InvalidRequest, ModelError
 from core.testing.checkpoints import VOCAB, make_checkpoint
+from core.testing.published.catalog import reference
 
 Open = Callable[..., LLM]
 QUERY = "the other in the then"
@@ -233,3 +234,21 @@ def test_reward_models_score_tokens_and_steps(
     if labels == 2:
         expected = expected[[index for index, token in enumerate(ids) if token == 9]].softmax(-1)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_internlm2_reward_model_scores_each_token(
+    tmp_path: Path, engine: Open, prompts: list[list[int]]
+) -> None:
+    make_checkpoint("InternLM2ForCausalLM", tmp_path, seed=1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    weight = tensors.pop("output.weight")[:1].clone()
+    save_file({**tensors, "v_head.weight": weight}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architectures"] = ["InternLM2ForRewardModel"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with engine(tmp_path, max_num_batched_tokens=32) as llm:
+        found = llm.reward(prompts[0], use_tqdm=False)[0].outputs.data
+    with torch.inference_mode():
+        model = reference("InternLM2ForCausalLM", 1).model
+        hidden = model(torch.tensor([prompts[0]])).last_hidden_state[0]
+    torch.testing.assert_close(found, hidden @ weight.T, atol=1e-4, rtol=1e-4)

@@ -19,6 +19,7 @@ from core.models.layers.decoder import Decoder
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import ARCHITECTURES, TINY, make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
+from core.testing.published.catalog import PUBLISHED
 from tests.timeouts import TIMEOUT_S
 
 REGISTRY = load_plan(make_plan([]))
@@ -114,7 +115,7 @@ def test_tp_and_pp_layers_match_one_rank(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(TINY)))
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES, *PUBLISHED} - set(TINY)))
 def test_tp2_matches_tp1_for_every_architecture(tmp_path: Path, architecture: str) -> None:
     known = {entry.entry.name: entry for entry in REGISTRY.entries("models")}
     folder = make_checkpoint(architecture, tmp_path, seed=3)

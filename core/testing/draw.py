@@ -1,0 +1,32 @@
+"""Random weights that keep the size of what passes through a model."""
+
+from __future__ import annotations
+
+import torch
+
+
+def draw_weights(model: torch.nn.Module, seed: int) -> None:
+    """Draw every parameter: matrices that keep the size of what passes through, norms near one,
+    small biases.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # sines and cosines, stored or not
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith(
+                ("A_log", "recurrent_param")
+            ):  # states that are forgotten at once would be no test
+                parameter.copy_(noise * 0.5 - 4.0)
+            elif parameter.ndim == 1 or "norm" in name:
+                parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
+            else:
+                parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
+        for name, buffer in model.named_buffers():
+            # Stored, and read like parameters.
+            if name.endswith(("e_score_correction_bias", "layer_scalar", "final_logits_bias")):
+                buffer.copy_(
+                    torch.randn(buffer.shape, generator=generator) * 0.2
+                    + name.endswith("layer_scalar")
+                )

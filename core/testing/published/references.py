@@ -1,0 +1,163 @@
+"""Models of transformers, some with replaced parts, that compute what other architectures do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.pytorch_utils import Conv1D
+
+from core.model_spec.attention import alibi_slopes
+from core.testing.published.layout import SHAPE
+
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+
+
+def of_class(name: str, **fields: Any) -> Any:
+    """Return a model of a class of transformers, with the tiny shape changed by `fields`."""
+    config_class = name.replace("ForCausalLM", "Config").replace("LMHeadModel", "Config")
+    config = getattr(transformers, config_class)(**{**SHAPE, **fields})
+    config._experts_implementation = "eager"  # its grouped products take aligned sizes only
+    return getattr(transformers, name)(config)
+
+
+def llama_with_biases(*, after: bool, **fields: Any) -> Any:
+    """Return Llama with biases in its last products only (`after`), or in all but them."""
+    model = of_class("LlamaForCausalLM", attention_bias=not after, **fields)
+    for layer in model.model.layers:
+        out = layer.self_attn.o_proj
+        layer.self_attn.o_proj = nn.Linear(out.in_features, out.out_features, bias=after)
+        down = layer.mlp.down_proj
+        layer.mlp.down_proj = nn.Linear(down.in_features, down.out_features, bias=after)
+    return model
+
+
+def llama_with_experts(*, dense_layers: int, renormalize: bool, **fields: Any) -> Any:
+    """Return Llama with softmax experts and a shared one of twice their width in later layers."""
+    model = of_class("LlamaForCausalLM", **fields)
+    config = transformers.Qwen3MoeConfig(**{**SHAPE, **EXPERTS}, norm_topk_prob=renormalize)
+    config._experts_implementation = "eager"
+    for layer in model.model.layers[dense_layers:]:
+        layer.mlp = _WithSharedExpert(config)
+    return model
+
+
+class _WithSharedExpert(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        width = 2 * config.moe_intermediate_size
+        self.shared_experts = qwen3_moe.Qwen3MoeMLP(config, intermediate_size=width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states) + self.shared_experts(hidden_states)  # type: ignore[no-any-return]
+
+
+class _Absent(nn.Module):
+    """A part that a layer lacks: what it adds to the residual stream is 0."""
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.zeros_like(hidden_states)
+
+
+class _AbsentAttention(_Absent):
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
+        return torch.zeros_like(hidden_states), None
+
+
+def llama_of_unequal_layers(kv_heads: list[int], widths: list[int]) -> Any:
+    """Return Llama with key-value heads and MLP widths per layer; 0: the part is absent."""
+    model = of_class("LlamaForCausalLM", num_hidden_layers=len(widths))
+    for index, (count, width) in enumerate(zip(kv_heads, widths, strict=True)):
+        fields = {**SHAPE, "num_key_value_heads": count or 1, "intermediate_size": width or 1}
+        config = transformers.LlamaConfig(**fields)
+        config._attn_implementation = model.config._attn_implementation
+        layer = model.model.layers[index] = llama.LlamaDecoderLayer(config, index)
+        if not count:
+            layer.self_attn = _AbsentAttention()
+            layer.input_layernorm = nn.Identity()
+        if not width:
+            layer.mlp = _Absent()
+            layer.post_attention_layernorm = nn.Identity()
+    return model
+
+
+def attend_with_alibi(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return causal attention with ALiBi [batch, length, heads * size].
+
+    The arguments are [batch, length, heads, size], with as many key-value heads as heads.
+    """
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    slopes = torch.tensor(alibi_slopes(query.shape[1]))
+    length = query.shape[2]
+    offset = torch.arange(length)[None] - torch.arange(length)[:, None]
+    scores = query @ key.transpose(2, 3) * scale + slopes[:, None, None] * offset
+    weights = scores.masked_fill(offset > 0, float("-inf")).softmax(-1)
+    return (weights @ value).transpose(1, 2).flatten(2)
+
+
+class _AlibiLlamaAttention(llama.LlamaAttention):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        parts = [project(hidden_states).view(shape) for project in projections]
+        return self.o_proj(attend_with_alibi(*parts, self.scaling)), None
+
+
+def llama_with_alibi() -> Any:
+    """Return Llama with ALiBi instead of RoPE, and as many key-value heads as heads."""
+    model = of_class("LlamaForCausalLM", num_key_value_heads=4)
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn = _AlibiLlamaAttention(model.config, index)
+    return model
+
+
+class _JaisAttention(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.c_attn = Conv1D(3 * hidden, hidden)
+        self.c_proj = Conv1D(hidden, hidden)
+        self._heads = heads
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        size = hidden_states.shape[-1] // self._heads
+        parts = [
+            part.unflatten(-1, (self._heads, size))
+            for part in self.c_attn(hidden_states).chunk(3, -1)
+        ]
+        return self.c_proj(attend_with_alibi(*parts, 1 / size)), None
+
+
+class _JaisMlp(nn.Module):
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.c_fc = Conv1D(width, hidden)
+        self.c_fc2 = Conv1D(width, hidden)
+        self.c_proj = Conv1D(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.c_proj(self.c_fc(x) * nn.functional.silu(self.c_fc2(x)))
+
+
+def gpt2_as_jais(embed_scale: float, logit_scale: float) -> Any:
+    """Return GPT-2 with ALiBi, scores divided by the head size, SwiGLU and two factors."""
+    shape = {"vocab_size": SHAPE["vocab_size"], "n_embd": 64, "n_layer": 3, "n_head": 4}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, n_positions=512))
+    model.transformer.wpe = _Absent()
+    for block in model.transformer.h:
+        block.attn = _JaisAttention(64, 4)
+        block.mlp = _JaisMlp(64, 96)
+    # The positions enter as [1, length]; nothing is added for them.
+    model.transformer.wpe.forward = lambda positions: torch.zeros(*positions.shape, 64)
+    model.transformer.wte.register_forward_hook(lambda _, __, out: out * embed_scale)
+    model.lm_head.register_forward_hook(lambda _, __, out: out * logit_scale)
+    return model
