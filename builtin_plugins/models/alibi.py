@@ -3,7 +3,7 @@
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import LayerSpec, MlpSpec
 from core.model_spec.names import WeightNames
 
@@ -41,6 +41,7 @@ def engine_models() -> list[Entry]:
         Entry("MptForCausalLM", f"{HERE}:mpt", "MPT"),
         Entry("MPTForCausalLM", f"{HERE}:mpt", "MPT, as its own files call it"),
         Entry("FalconForCausalLM", f"{HERE}:falcon", "Falcon 1 and 2"),
+        Entry("RWForCausalLM", f"{HERE}:refined_web", "Falcon, as first named"),
     ]
 
 
@@ -154,3 +155,15 @@ def falcon(hf_config: object) -> DecoderSpec:
     return DecoderSpec(
         **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names
     )
+
+
+def refined_web(hf_config: object) -> DecoderSpec:
+    """Return the facts of Falcon's first configs; the larger model's type is `RefinedWeb`."""
+    facts = ModelFacts(hf_config)
+    fields = {
+        "num_hidden_layers": facts.get("n_layer"),
+        "num_attention_heads": facts.get("n_head"),
+        "num_kv_heads": facts.get("n_head_kv"),
+        "new_decoder_architecture": facts.get("model_type") == "RefinedWeb",
+    }
+    return falcon(with_fields(hf_config, **fields))

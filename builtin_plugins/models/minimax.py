@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from builtin_plugins.models.mixtral import MIXTRAL_NAMES
-from core.api import Entry, hookimpl
+from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import LayerSpec, MoeSpec
 from core.model_spec.recurrent import LightningSpec
 
+HERE = "builtin_plugins.models.minimax"
 DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 NAMES = replace(
     MIXTRAL_NAMES,
@@ -20,8 +21,12 @@ NAMES = replace(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("MiniMaxForCausalLM", "builtin_plugins.models.minimax:spec", "MiniMax Text 01")]
+    """Return the architectures."""
+    return [
+        Entry("MiniMaxForCausalLM", f"{HERE}:spec", "MiniMax Text 01"),
+        Entry("MiniMaxText01ForCausalLM", f"{HERE}:text01", "MiniMax Text 01, as published"),
+        Entry("MiniMaxM1ForCausalLM", f"{HERE}:text01", "MiniMax M1"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -73,3 +78,28 @@ def spec(hf_config: object) -> DecoderSpec:
         for i, kind in enumerate(kinds)
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)
+
+
+def text01(hf_config: object) -> DecoderSpec:
+    """Return the facts of a config of the published MiniMax Text 01 and M1."""
+    facts = ModelFacts(hf_config)
+    facts.refuse("shared_intermediate_size")
+    if not facts.flag("postnorm"):
+        raise ModelError(
+            "postnorm in config.json is off; expected true, the form of the published MiniMax "
+            "Text 01 and M1. Check config.json."
+        )
+    kinds = ("linear_attention", "full_attention")
+    fields = {
+        f"{new}_{factor}_factor": facts.number(f"layernorm_{old}_{factor}", 1.0)
+        for new, old in (
+            ("full_attn", "full_attention"),
+            ("linear_attn", "linear_attention"),
+            ("mlp", "mlp"),
+        )
+        for factor in ("alpha", "beta")
+    }
+    size = facts.heads()["head_size"]
+    fields["partial_rotary_factor"] = facts.count("rotary_dim", size) / size
+    layer_types = [kinds[int(kind)] for kind in facts.required("attn_type_list")]
+    return spec(with_fields(hf_config, **fields, layer_types=layer_types))

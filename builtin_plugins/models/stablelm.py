@@ -4,10 +4,11 @@ sublayers.
 
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import LayerSpec
 from core.model_spec.names import WeightNames
 
+HERE = "builtin_plugins.models.stablelm"
 NAMES = WeightNames(
     q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
 )
@@ -15,9 +16,10 @@ NAMES = WeightNames(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
+    """Return the architectures."""
     return [
-        Entry("StableLmForCausalLM", "builtin_plugins.models.stablelm:spec", "StableLM 2 and 3B")
+        Entry("StableLmForCausalLM", f"{HERE}:spec", "StableLM 2 and 3B"),
+        Entry("StableLMEpochForCausalLM", f"{HERE}:epoch", "StableLM, as first named"),
     ]
 
 
@@ -41,3 +43,13 @@ def spec(hf_config: object) -> DecoderSpec:
     return DecoderSpec(
         **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES
     )
+
+
+def epoch(hf_config: object) -> DecoderSpec:
+    """Return the facts of StableLM's first configs."""
+    facts = ModelFacts(hf_config)
+    fields = {
+        "layer_norm_eps": facts.get("norm_eps"),
+        "partial_rotary_factor": facts.get("rope_pct"),
+    }
+    return spec(with_fields(hf_config, **fields))

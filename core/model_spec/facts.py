@@ -292,6 +292,11 @@ class ModelFacts(ConfigFields):
         )
 
 
+def with_fields(hf_config: Any, **fields: Any) -> SimpleNamespace:
+    """Return a config with further fields, such as the present names of old ones."""
+    return SimpleNamespace(**{**vars(hf_config), **fields})
+
+
 def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:
     """Return latent attention (MLA) with the config's sizes, changed by `changes`.
 

@@ -17,6 +17,7 @@ BASES = {
     "Electra": (f"{HERE}.bert:electra", "ELECTRA"),
     "EuroBert": (f"{HERE}.rotary:eurobert", "EuroBERT"),
     "Gte": (f"{HERE}.rotary:gte", "GTE"),
+    "GteNew": (f"{HERE}.rotary:gte", "GTE, as vLLM calls it"),
     "JinaEmbeddingsV3": (f"{HERE}.rotary:jina", "Jina embeddings 3"),
     "MPNet": (f"{HERE}.bert:mpnet", "MPNet"),
     "ModernBert": (f"{HERE}.rotary:modernbert", "ModernBERT"),

@@ -28,9 +28,17 @@ GENERATING: Final = ("ForCausalLM", "LMHeadModel")
 _SUFFIXES: Final[Mapping[str, PoolingSpec]] = {
     "ForSequenceClassification": PoolingSpec(task="classify", is_cross_encoder=True),
     "ForTokenClassification": PoolingSpec(task="classify", per_token=True),
+    "ClassificationModel": PoolingSpec(task="classify", is_cross_encoder=True),
+    "ForTextEncoding": PoolingSpec(task="embed"),
+    "ForRewardModeling": PoolingSpec(task="embed"),
+    "ForRewardModel": PoolingSpec(task="embed"),
+    "EmbeddingModel": PoolingSpec(task="embed"),
     "Model": PoolingSpec(task="embed"),
 }
-"""Pooling of an architecture with this suffix, if its generating architecture is known."""
+"""Pooling of an architecture with this suffix, if its generating architecture is known.
+
+vLLM's table of suffixes; longer ones come first.
+"""
 _CONVERTED: Final[Mapping[str, PoolingSpec]] = {
     "embed": PoolingSpec(task="embed"),
     "classify": PoolingSpec(task="classify", is_cross_encoder=True),

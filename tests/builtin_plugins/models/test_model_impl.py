@@ -84,3 +84,23 @@ def test_model_impl_transformers_error_has_only_its_reason(read: Callable[..., A
         refused.value
     )
     assert "no loaded plugin" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_vllm"),
+    [
+        ("LlamaForCausalLM", "TransformersForCausalLM"),
+        ("MixtralForCausalLM", "TransformersMoEForCausalLM"),
+    ],
+)
+def test_vllms_names_of_transformers_modules_give_the_class_of_the_model_type(
+    name: str, of_vllm: str, read: Callable[..., Any]
+) -> None:
+    found = read(name, "auto", architectures=[of_vllm])
+    assert isinstance(found, GenericSpec)
+    assert found.model_class.__name__ == name
+
+
+def test_vllms_name_of_a_model_type_without_class_is_rejected(read: Callable[..., Any]) -> None:
+    with pytest.raises(ModelError, match="transformers has no causal language model"):
+        read("LlamaForCausalLM", "auto", architectures=["TransformersMultiModalForCausalLM"])
