@@ -132,12 +132,20 @@ class Models:
             choices=("native", "generic", "no"),
             help="only architectures served natively, generically, or not at all",
         )
+        parser.add_argument(
+            "--check",
+            action="store_true",
+            help="list every model type of the installed transformers by how it is served; fail if "
+            "one was not tried",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: CommandContext) -> int:
         """Print the list. Raises `ConfigError` for an unknown name."""
         args = context.args
         entries = context.registry.entries
+        if args.check:
+            return _check(rows(entries("models")), args)
         chosen = _select(
             rows(entries("models"), methods=_methods(entries("quant_methods"))), args.name
         )
@@ -155,6 +163,18 @@ class Models:
                 f"{count['no']} not served"
             )
         return 0
+
+
+def _check(known: Sequence[Row], args: argparse.Namespace) -> int:
+    if args.name or args.how:
+        raise ConfigError("--check: got a filter, too; expected none. Remove NAME and --how.")
+    # lazy: reads transformers, which the list does not need
+    from importlib.metadata import version
+
+    from builtin_plugins.commands.models import check
+
+    states = check.type_states(known, check.installed_types())
+    return check.print_check(states, version("transformers"), as_json=args.json)
 
 
 def _methods(entries: Any) -> list[Any]:

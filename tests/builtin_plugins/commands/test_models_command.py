@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.commands.models.command import read_table, rows
+from builtin_plugins.commands.models.check import installed_types, print_check, type_states
+from builtin_plugins.commands.models.command import Row, read_table, rows
 from core.cli.main import main
 from core.plugin.entry import Entry
 from scripts.models_page import models_page
@@ -137,3 +138,37 @@ def test_the_table_has_a_reason_or_facts_for_every_type() -> None:
     for name, row in read_table().items():
         if row["tried"] == "generic":
             assert row.get("reason") or row.get("lora_targets"), name
+
+
+def test_check_knows_every_type_of_the_installed_transformers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["models", "--check"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    states = {line.split()[0]: line.split()[1] for line in lines[:-1]}
+    assert set(states) == set(installed_types())
+    assert states["llama"] == "native"
+    assert states["beam"] == "generic"
+    assert lines[-1].endswith(" 0 untried")
+
+
+def test_check_fails_with_a_list_of_types_that_were_not_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = [Row("LlamaForCausalLM", "native", ("llama",)), Row("Old", "no", ("old",), reason="it")]
+    types = {"llama": "LlamaForCausalLM", "new": "NewForCausalLM", "old": "Old", "second": "Old"}
+    states = type_states(known, types)
+    assert [each.state for each in states] == ["native", "untried", "no", "no"]
+    assert print_check(states, "6.0", as_json=False) == 1
+    printed = capsys.readouterr()
+    assert "untried: new." in printed.err
+    assert "old                              no       it" in printed.out
+    assert (
+        print_check([each for each in states if each.state == "native"], "6.0", as_json=True) == 0
+    )
+    assert json.loads(capsys.readouterr().out)[0]["architecture"] == "LlamaForCausalLM"
+
+
+def test_check_takes_no_filter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "llama", "--check"]) != 0
+    assert "--check: got a filter" in capsys.readouterr().err
