@@ -3,7 +3,7 @@
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, with_fields
+from core.model_spec.facts import ModelFacts, renamed, with_fields
 from core.model_spec.layer import LayerSpec, MlpSpec
 from core.model_spec.names import WeightNames
 
@@ -159,11 +159,7 @@ def falcon(hf_config: object) -> DecoderSpec:
 
 def refined_web(hf_config: object) -> DecoderSpec:
     """Return the facts of Falcon's first configs; the larger model's type is `RefinedWeb`."""
-    facts = ModelFacts(hf_config)
-    fields = {
-        "num_hidden_layers": facts.get("n_layer"),
-        "num_attention_heads": facts.get("n_head"),
-        "num_kv_heads": facts.get("n_head_kv"),
-        "new_decoder_architecture": facts.get("model_type") == "RefinedWeb",
-    }
-    return falcon(with_fields(hf_config, **fields))
+    fields = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    config = renamed(hf_config, num_kv_heads="n_head_kv", **fields)
+    is_later = ModelFacts(hf_config).get("model_type") == "RefinedWeb"
+    return falcon(with_fields(config, new_decoder_architecture=is_later))

@@ -52,8 +52,6 @@ def bailing(hf_config: object) -> DecoderSpec:
 def bailing_v2(hf_config: object) -> DecoderSpec:
     """Return the facts of a BailingMoe 2 config: sigmoid scores, groups, norms of the heads."""
     facts = ModelFacts(hf_config)
-    norm = facts.norm()
-    heads = facts.heads()
     bias = facts.flag("use_bias")
     experts = replace(
         _experts(facts, "num_experts", "num_shared_experts"),
@@ -63,34 +61,31 @@ def bailing_v2(hf_config: object) -> DecoderSpec:
         topk_groups=facts.count("topk_group", 1),
         router_fp32=True,
     )
-    further = facts.count("num_nextn_predict_layers", 0, least=0)
-    first = facts.num_layers()
-    later = [f"model.layers.{first + index}.*" for index in range(further)]
-    return _decoder(
-        facts,
-        experts,
-        replace(BAILING, ignored=(*BAILING.ignored, *later)),
-        **heads,
-        rope=facts.rope(heads["head_size"]),
-        qk_norm=norm if facts.flag("use_qk_norm") else None,
-        qkv_bias=bias or facts.flag("use_qkv_bias"),
-        out_bias=bias,
-    )
+    attention = {
+        "rope": facts.rope(facts.heads()["head_size"]),
+        "qk_norm": facts.norm() if facts.flag("use_qk_norm") else None,
+        "qkv_bias": bias or facts.flag("use_qkv_bias"),
+        "out_bias": bias,
+    }
+    # MTP layers follow the decoder's, and are not used.
+    names = replace(BAILING, ignored=(*BAILING.ignored, f"model.layers.{facts.num_layers()}.*"))
+    return _decoder(facts, experts, names, **attention)
 
 
 def _experts(facts: ModelFacts, count: str, shared: str) -> MoeSpec:
     """Return experts with softmax scores; the strings are the config's names."""
     width = facts.count("moe_intermediate_size")
+    activation = {"activation": facts.activation()}
     num_shared = facts.count(shared, 0, least=0)
     shared_width = facts.count("moe_shared_expert_intermediate_size", width) * num_shared
     return MoeSpec(
         experts=facts.count(count),
         top_k=facts.count("num_experts_per_tok"),
         width=width,
-        activation=facts.activation(),
         renormalize=facts.flag("norm_topk_prob"),
+        **activation,
         scale=facts.number("routed_scaling_factor", 1.0),
-        shared=MlpSpec(width=shared_width, activation=facts.activation()) if num_shared else None,
+        shared=MlpSpec(width=shared_width, **activation) if num_shared else None,
     )
 
 
@@ -100,14 +95,10 @@ def _decoder(
     """Return a decoder with dense first layers and experts in every `every`-th later one."""
     norm = facts.norm()
     dense = facts.count("first_k_dense_replace", 0, least=0)
-    mlp = facts.mlp()
+    common = {"attention": facts.attention(**attention), "attention_in": norm, "mlp_in": norm}
+    mlps = (facts.mlp(), experts)
     layers = tuple(
-        LayerSpec(
-            attention=facts.attention(**attention),
-            mlp=experts if index >= dense and index % every == 0 else mlp,
-            attention_in=norm,
-            mlp_in=norm,
-        )
-        for index in range(facts.num_layers())
+        LayerSpec(**common, mlp=mlps[i >= dense and i % every == 0])
+        for i in range(facts.num_layers())
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

@@ -24,46 +24,43 @@ def spec(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     blocks = facts.get("block_configs")
     if blocks is None:
-        counts = facts.per_layer("num_key_value_heads_per_layer")
-        parts = [_parts(facts, facts.attention(kv_heads=count), facts.mlp()) for count in counts]
-    else:
-        parts = [_block(facts, ModelFacts(SimpleNamespace(**block))) for block in blocks]
-    if len(parts) != facts.num_layers():
+        heads = facts.count("num_attention_heads")
+        ffn = {"intermediate_size": facts.count("intermediate_size")}
+        blocks = [
+            {"attention": {"n_heads_in_group": heads // count}, "ffn": ffn}
+            for count in facts.per_layer("num_key_value_heads_per_layer")
+        ]
+    if len(blocks) != facts.num_layers():
         raise ModelError(
-            f"block_configs in config.json has {len(parts)} blocks; there are "
-            f"{facts.num_layers()} layers."
+            f"block_configs: got {len(blocks)} blocks in config.json; expected num_hidden_layers "
+            f"{facts.num_layers()}. Restore the model's own config.json."
         )
+    parts = [_parts(facts, ModelFacts(SimpleNamespace(**block))) for block in blocks]
     stored = tuple(index for index, part in enumerate(parts) if part)
     layers = tuple(LayerSpec(**part) for part in parts if part)
     more = {"stored_layers": stored} if len(stored) < len(parts) else {}
     return DecoderSpec(**facts.decoder(), **more, layers=layers, norm=facts.norm())
 
 
-def _block(facts: ModelFacts, block: ModelFacts) -> dict[str, Any]:
+def _parts(facts: ModelFacts, block: ModelFacts) -> dict[str, Any]:
     """Return the parts of the layer that one of `block_configs` describes."""
+    found: dict[str, Any] = {}
     attention = block.part("attention")
     ffn = block.part("ffn")
     for part in (attention, ffn):
         part.refuse("replace_with_linear")
-    heads = facts.count("num_attention_heads")
-    hidden = facts.count("hidden_size")
-    bias = facts.flag("attention_bias")
-    width = ffn.count("intermediate_size", 0, least=0)
-    if not width and not ffn.flag("no_op"):
-        width = int(2 * ffn.number("ffn_mult") * hidden / 3)
-        width = -(-width // MULTIPLE) * MULTIPLE
-    mixing = None
     if not attention.flag("no_op"):
-        count = heads // attention.count("n_heads_in_group")
-        mixing = facts.attention(kv_heads=count, qkv_bias=bias, out_bias=bias)
-    feeding = None
+        bias = facts.flag("attention_bias")
+        count = facts.count("num_attention_heads") // attention.count("n_heads_in_group")
+        found["attention"] = facts.attention(kv_heads=count, qkv_bias=bias, out_bias=bias)
+        found["attention_in"] = facts.norm()
     if not ffn.flag("no_op"):
+        width = ffn.count("intermediate_size", 0, least=0)
+        if not width:
+            width = int(2 * ffn.number("ffn_mult") * facts.count("hidden_size") / 3)
+            width = -(-width // MULTIPLE) * MULTIPLE
         activation = ffn.activation(default=str(facts.get("hidden_act", "silu")))
-        feeding = MlpSpec(width=width, activation=activation, bias=facts.flag("mlp_bias"))
-    return _parts(facts, mixing, feeding)
-
-
-def _parts(facts: ModelFacts, attention: Any, mlp: Any) -> dict[str, Any]:
-    norm = facts.norm()
-    found = {"attention": attention, "attention_in": norm} if attention else {}
-    return {**found, "mlp": mlp, "mlp_in": norm} if mlp else found
+        bias = facts.flag("mlp_bias")
+        found["mlp"] = MlpSpec(width=width, activation=activation, bias=bias)
+        found["mlp_in"] = facts.norm()
+    return found

@@ -1,13 +1,13 @@
 """Jais 1: GPT-2 with ALiBi, a gated MLP and factors on embeddings, scores and logits."""
 
 from dataclasses import replace
+from typing import Any
 
 from builtin_plugins.models import gpt2
 from core.api import Entry, hookimpl
-from core.model_spec.attention import AttentionSpec, alibi_slopes
+from core.model_spec.attention import alibi_slopes
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.facts import ModelFacts, with_fields
 
 NAMES = replace(
     gpt2.NAMES,
@@ -23,40 +23,27 @@ def engine_models() -> list[Entry]:
 
 
 def spec(hf_config: object) -> DecoderSpec:
-    """Return the facts of a Jais config, whose factors have two spellings."""
+    """Return the facts of a Jais config, with two spellings of its factors."""
     facts = ModelFacts(hf_config)
     facts.refuse("scale_attn_by_inverse_layer_idx")
     facts.refuse("add_cross_attention")
     is_gated = facts.get("activation_function") == "swiglu"
-    activation = "silu" if is_gated else facts.activation("activation_function", "gelu")
-    by_size = facts.flag("scale_qk_dot_by_d", facts.flag("mup_scale_qk_dot_by_d"))
-    hidden = facts.count("n_embd")
-    heads = facts.count("n_head")
-    size = facts.head_size(hidden, heads)
-    alibi = facts.get("position_embedding_type") == "alibi"
-    attention = AttentionSpec(
-        heads=heads,
-        kv_heads=heads,
-        head_size=size,
-        scale=size**-1.0 if by_size else size**-0.5,
-        alibi=alibi_slopes(heads) if alibi else (),
-        qkv_bias=True,
-        out_bias=True,
-    )
-    width = facts.count("n_inner", 4 * hidden)
-    mlp = MlpSpec(width=width, activation=activation, gated=is_gated, bias=True)
-    norm = facts.layer_norm("layer_norm_epsilon")
-    layer = LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm)
+    known = with_fields(hf_config, activation_function="silu") if is_gated else hf_config
+    later = gpt2.spec(known)
+    layer = later.layers[0]
+    attention: Any = layer.attention
+    if facts.flag("scale_qk_dot_by_d", facts.flag("mup_scale_qk_dot_by_d")):
+        attention = replace(attention, scale=1 / attention.head_size)
+    is_alibi = facts.get("position_embedding_type") == "alibi"
+    if is_alibi:
+        attention = replace(attention, alibi=alibi_slopes(attention.heads))
+    mlp: Any = layer.mlp
+    layer = replace(layer, attention=attention, mlp=replace(mlp, gated=is_gated))
     width_scale = facts.number("mup_output_alpha", 1.0) * facts.number("mup_width_scale", 1.0)
-    positions = facts.num_positions("n_positions", 1024)
-    return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=positions,
-        learned_positions=0 if alibi else positions,
-        layers=(layer,) * facts.num_layers("n_layer"),
-        norm=norm,
-        tied_head=facts.flag("tie_word_embeddings", True),
+    return replace(
+        later,
+        layers=(layer,) * len(later.layers),
+        learned_positions=0 if is_alibi else later.learned_positions,
         embed_scale=facts.number("embeddings_scale", facts.number("mup_embeddings_scale", 1.0)),
         logit_scale=facts.number("width_scale", width_scale),
         names=NAMES,

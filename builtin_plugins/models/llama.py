@@ -1,5 +1,6 @@
 """Llama 1 to 3 and models of the same form: gated MLP, RoPE, pre-norm."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from core.api import Entry, hookimpl
@@ -43,12 +44,15 @@ def equal_layers(
     names: WeightNames | None = None,
     tied: bool = False,
     mlp_bias: bool = False,
+    mlp: Mapping[str, Any] | None = None,
     **attention: Any,
 ) -> DecoderSpec:
-    """Return a model of equal Llama layers; `attention` changes what the config says of it."""
-    mlp = facts.mlp(bias=mlp_bias)
+    """Return a model of equal Llama layers; `mlp` and `attention` change what the config says."""
     layer = LayerSpec(
-        attention=facts.attention(**attention), mlp=mlp, attention_in=norm, mlp_in=norm
+        attention=facts.attention(**attention),
+        mlp=facts.mlp(**{"bias": mlp_bias, **(mlp or {})}),
+        attention_in=norm,
+        mlp_in=norm,
     )
     layers = (layer,) * facts.num_layers()
     return DecoderSpec(

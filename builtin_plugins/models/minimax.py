@@ -85,10 +85,7 @@ def text01(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     facts.refuse("shared_intermediate_size")
     if not facts.flag("postnorm"):
-        raise ModelError(
-            "postnorm in config.json is off; expected true, the form of the published MiniMax "
-            "Text 01 and M1. Check config.json."
-        )
+        raise ModelError("postnorm: got false; expected true. Restore the model's config.json.")
     kinds = ("linear_attention", "full_attention")
     fields = {
         f"{new}_{factor}_factor": facts.number(f"layernorm_{old}_{factor}", 1.0)

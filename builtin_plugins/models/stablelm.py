@@ -4,7 +4,7 @@ sublayers.
 
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, with_fields
+from core.model_spec.facts import ModelFacts, renamed
 from core.model_spec.layer import LayerSpec
 from core.model_spec.names import WeightNames
 
@@ -47,9 +47,4 @@ def spec(hf_config: object) -> DecoderSpec:
 
 def epoch(hf_config: object) -> DecoderSpec:
     """Return the facts of StableLM's first configs."""
-    facts = ModelFacts(hf_config)
-    fields = {
-        "layer_norm_eps": facts.get("norm_eps"),
-        "partial_rotary_factor": facts.get("rope_pct"),
-    }
-    return spec(with_fields(hf_config, **fields))
+    return spec(renamed(hf_config, layer_norm_eps="norm_eps", partial_rotary_factor="rope_pct"))

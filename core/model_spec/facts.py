@@ -297,6 +297,14 @@ def with_fields(hf_config: Any, **fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(hf_config), **fields})
 
 
+def renamed(hf_config: Any, **names: str) -> SimpleNamespace:
+    """Return a config with its fields under present names too: present name to its own."""
+    stated = vars(hf_config)
+    return with_fields(
+        hf_config, **{new: stated[old] for new, old in names.items() if old in stated}
+    )
+
+
 def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:
     """Return latent attention (MLA) with the config's sizes, changed by `changes`.
 

@@ -28,7 +28,7 @@ from core.testing.tiny_configs import (
     UNLIKE_OTHERS,
     VOCAB,
 )
-from core.testing.tiny_encoder_decoders import ENCODER_DECODERS
+from core.testing.tiny_encoder_decoders import DECODERS_ALONE, ENCODER_DECODERS
 from core.testing.tiny_encoders import POOLED
 from core.testing.tiny_latent import LATENT
 from core.testing.tiny_linear import LINEAR
@@ -220,13 +220,14 @@ def tiny_config(architecture: str, **overrides: Any) -> Any:
     """
     ends: dict[str, int | None] = {"bos_token_id": VOCAB - 3, "eos_token_id": VOCAB - 1}
     if architecture in PUBLISHED:
-        return transformers.PreTrainedConfig(**ends, **PUBLISHED[architecture].config)
+        stated: dict[str, Any] = {**ends, **PUBLISHED[architecture].config}
+        return transformers.PreTrainedConfig(**stated)
     if architecture in POOLED:
         config_class, facts = POOLED[architecture]
         return getattr(transformers, config_class)(**deepcopy({**ends, **facts, **overrides}))
     types = causal_types()
     own = types.get(architecture, architecture)
-    known = {**ARCHITECTURES, **ENCODER_DECODERS}
+    known = {**ARCHITECTURES, **ENCODER_DECODERS, **DECODERS_ALONE}
     config_class, facts = known.get(own, ("", {}))
     if architecture in types and _type_of(config_class) != architecture:
         return shrunken_config(architecture, **overrides)

@@ -66,9 +66,27 @@ ENCODER_DECODERS: Final[Mapping[str, Tiny]] = {
         "BlenderbotConfig",
         {**_BART, "tie_word_embeddings": False},
     ),
+    "BlenderbotSmallForConditionalGeneration": ("BlenderbotSmallConfig", _BART),
     "WhisperForConditionalGeneration": (
         "WhisperConfig",
         {**_WHISPER, "tie_word_embeddings": False},
     ),
 }
 """Those that have an encoder, and so get two prompts."""
+
+DECODERS_ALONE: Final[Mapping[str, Tiny]] = {
+    "BartForCausalLM": ("BartConfig", _BART),
+    "MvpForCausalLM": ("MvpConfig", _BART),
+    "MBartForCausalLM": ("MBartConfig", {**_BART, "tie_word_embeddings": False}),
+    "PLBartForCausalLM": ("PLBartConfig", _BART),
+    "MarianForCausalLM": ("MarianConfig", _BART),
+    "PegasusForCausalLM": ("PegasusConfig", _BART),
+    "BigBirdPegasusForCausalLM": ("BigBirdPegasusConfig", {**_BART, "use_bias": True}),
+    "BlenderbotForCausalLM": ("BlenderbotConfig", {**_BART, "tie_word_embeddings": False}),
+    "BlenderbotSmallForCausalLM": ("BlenderbotSmallConfig", _BART),
+    "TrOCRForCausalLM": (
+        "TrOCRConfig",
+        {k: v for k, v in _BART.items() if not k.startswith(("encoder", "forced"))},
+    ),
+}
+"""Decoders of such models, which continue one prompt."""

@@ -20,6 +20,7 @@ _LLAMA3: Final = {
     "original_max_position_embeddings": 64,
 }
 _THETA: Final = 50_000.0
+_LLAMA3_ROPE: Final = {**_LLAMA3, "rope_type": "llama3", "rope_theta": _THETA}
 _PLAIN: Final = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
@@ -72,10 +73,19 @@ def _fuse_telechat(tensors: Tensors) -> None:
     fuse(tensors, parts, "self_attention.key_value", groups=2)
 
 
+def _as_plamo3(tensors: Tensors) -> None:
+    """Fuse, and change the offset 1 of Gemma's norms to the offsets of PLaMo's."""
+    fuse(tensors, tuple(f"mixer.{part}" for part in _QKV), "mixer.qkv_proj")
+    fuse(tensors, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj")
+    for name, offset in (("post_mixer_norm", 1 / 5), ("post_mlp_norm", 5**-1.5)):
+        for match, weight in take(tensors, rf".*\.{name}\.weight"):
+            tensors[match[0]] = weight + 1 - offset
+
+
 def _interleave(tensors: Tensors) -> None:
     """Order the rows of queries and keys as interleaved RoPE pairs them."""
     for match, weight in take(tensors, r".*\.(q_proj|k_proj)\.weight"):
-        heads = weight.unflatten(0, (-1, 2, HIDDEN // 4 // 2))
+        heads = weight.reshape(-1, 2, HIDDEN // 4 // 2, HIDDEN)
         tensors[match[0]] = heads.transpose(1, 2).flatten(0, 2)
 
 
@@ -209,7 +219,7 @@ LLAMA_LIKE: Final[Mapping[str, Published]] = {
     ),
     "ExaoneForCausalLM": Published(
         "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct",
-        _llama(**_rope(**{**_LLAMA3, "rope_type": "llama3"}), rms_norm_eps=1e-5),
+        _llama(rope_parameters=_LLAMA3_ROPE, rms_norm_eps=1e-5),
         {
             "model_type": "exaone",
             "activation_function": "silu",
@@ -346,6 +356,28 @@ LLAMA_LIKE: Final[Mapping[str, Published]] = {
             "block_configs": _BLOCKS,
             "attention_bias": False,
         },
+    ),
+    "Plamo3ForCausalLM": Published(
+        "pfnet/plamo-3-nict-2b-base",
+        references.gemma3_as_plamo3,
+        {
+            **_PLAIN,
+            "model_type": "plamo3",
+            "head_dim": 16,
+            "window_size": 24,
+            "sliding_window_pattern": 2,
+            "rope_theta": 50_000,
+            "rope_local_theta": 500,
+        },
+        (
+            (r"^model\.layers", "model.layers.layers"),
+            (r"input_layernorm", "pre_mixer_norm"),
+            (r"post_attention_layernorm", "post_mixer_norm"),
+            (r"pre_feedforward_layernorm", "pre_mlp_norm"),
+            (r"post_feedforward_layernorm", "post_mlp_norm"),
+            (r"self_attn", "mixer"),
+        ),
+        _as_plamo3,
     ),
     "Fairseq2LlamaForCausalLM": Published(
         "mgleize/fairseq2-dummy-Llama-3.2-1B",

@@ -7,13 +7,17 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.pytorch_utils import Conv1D
 
 from core.model_spec.attention import alibi_slopes
 from core.testing.published.layout import SHAPE
 
+# Without types: their parts are replaced by others.
+llama: Any = modeling_llama
+qwen3_moe: Any = modeling_qwen3_moe
+conv1d: Any = Conv1D
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -57,7 +61,8 @@ class _WithSharedExpert(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]
         self.shared_experts = qwen3_moe.Qwen3MoeMLP(config, intermediate_size=width)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return super().forward(hidden_states) + self.shared_experts(hidden_states)  # type: ignore[no-any-return]
+        routed: torch.Tensor = super().forward(hidden_states)
+        return routed + self.shared_experts(hidden_states)
 
 
 class _Absent(nn.Module):
@@ -67,7 +72,7 @@ class _Absent(nn.Module):
         return torch.zeros_like(hidden_states)
 
 
-class _AbsentAttention(_Absent):
+class _AbsentAttention(nn.Module):
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
         return torch.zeros_like(hidden_states), None
 
@@ -109,8 +114,8 @@ class _AlibiLlamaAttention(llama.LlamaAttention):  # type: ignore[misc]
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        parts = [project(hidden_states).view(shape) for project in projections]
-        return self.o_proj(attend_with_alibi(*parts, self.scaling)), None
+        query, key, value = (project(hidden_states).view(shape) for project in projections)
+        return self.o_proj(attend_with_alibi(query, key, value, self.scaling)), None
 
 
 def llama_with_alibi() -> Any:
@@ -124,40 +129,67 @@ def llama_with_alibi() -> Any:
 class _JaisAttention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.c_attn = Conv1D(3 * hidden, hidden)
-        self.c_proj = Conv1D(hidden, hidden)
+        self.c_attn = conv1d(3 * hidden, hidden)
+        self.c_proj = conv1d(hidden, hidden)
         self._heads = heads
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
         size = hidden_states.shape[-1] // self._heads
-        parts = [
+        query, key, value = (
             part.unflatten(-1, (self._heads, size))
             for part in self.c_attn(hidden_states).chunk(3, -1)
-        ]
-        return self.c_proj(attend_with_alibi(*parts, 1 / size)), None
+        )
+        return self.c_proj(attend_with_alibi(query, key, value, 1 / size)), None
 
 
 class _JaisMlp(nn.Module):
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.c_fc = Conv1D(width, hidden)
-        self.c_fc2 = Conv1D(width, hidden)
-        self.c_proj = Conv1D(hidden, width)
+        self.c_fc = conv1d(width, hidden)
+        self.c_fc2 = conv1d(width, hidden)
+        self.c_proj = conv1d(hidden, width)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.c_proj(self.c_fc(x) * nn.functional.silu(self.c_fc2(x)))
 
 
+class _NoPositions(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*positions.shape, self._width)
+
+
 def gpt2_as_jais(embed_scale: float, logit_scale: float) -> Any:
     """Return GPT-2 with ALiBi, scores divided by the head size, SwiGLU and two factors."""
     shape = {"vocab_size": SHAPE["vocab_size"], "n_embd": 64, "n_layer": 3, "n_head": 4}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, n_positions=512))
-    model.transformer.wpe = _Absent()
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, n_positions=512))
     for block in model.transformer.h:
         block.attn = _JaisAttention(64, 4)
         block.mlp = _JaisMlp(64, 96)
-    # The positions enter as [1, length]; nothing is added for them.
-    model.transformer.wpe.forward = lambda positions: torch.zeros(*positions.shape, 64)
+    model.transformer.wpe = _NoPositions(64)
     model.transformer.wte.register_forward_hook(lambda _, __, out: out * embed_scale)
     model.lm_head.register_forward_hook(lambda _, __, out: out * logit_scale)
+    return model
+
+
+def gemma3_as_plamo3() -> Any:
+    """Return Gemma 3 without a factor on the embeddings, with SiLU and separate rotary bases."""
+    fields = {name: value for name, value in SHAPE.items() if name != "pad_token_id"}
+    config = transformers.Gemma3TextConfig(
+        **fields,
+        head_dim=16,
+        hidden_activation="silu",
+        query_pre_attn_scalar=16,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    )
+    model: Any = transformers.Gemma3ForCausalLM(config)
+    model.model.embed_tokens.embed_scale = torch.tensor(1.0)
     return model

@@ -25,7 +25,7 @@ FALCON_7B = {
     "multi_query": True,
     "parallel_attn": True,
 }
-"""Fields of config.json of tiiuae/falcon-7b that kept their names; its sizes cut down."""
+"""Fields of config.json of tiiuae/falcon-7b with their present names; its sizes cut down."""
 STABLELM = {
     "hidden_size": 64,
     "vocab_size": 300,
@@ -38,7 +38,7 @@ STABLELM = {
     "tie_word_embeddings": False,
     "use_qkv_bias": True,
 }
-"""Fields of config.json of stabilityai/stablelm-3b-4e1t that kept their names."""
+"""Fields of config.json of stabilityai/stablelm-3b-4e1t with their present names."""
 MINIMAX = {
     "hidden_size": 64,
     "vocab_size": 300,
@@ -54,7 +54,7 @@ MINIMAX = {
     "rope_theta": 10000000,
     "hidden_act": "silu",
 }
-"""Fields of config.json of MiniMaxAI/MiniMax-Text-01 that kept their names."""
+"""Fields of config.json of MiniMaxAI/MiniMax-Text-01 with their present names."""
 MINIMAX_OLD = {
     **MINIMAX,
     "attn_type_list": [0, 1],
@@ -143,7 +143,7 @@ def test_config_of_an_old_name_gives_the_present_model(name: str, spec_of: SpecO
 
 def test_minimax_without_post_norm_is_rejected(spec_of: SpecOf) -> None:
     config = SimpleNamespace(**{**MINIMAX_OLD, "postnorm": False})
-    with pytest.raises(ModelError, match=r"postnorm in config\.json is off"):
+    with pytest.raises(ModelError, match="postnorm: got false"):
         spec_of("MiniMaxText01ForCausalLM", config)
 
 
@@ -152,6 +152,12 @@ def test_other_models_under_chatglms_name_are_rejected(field: str, spec_of: Spec
     config = SimpleNamespace(**PUBLISHED["ChatGLMModel"].config, **{field: 128})
     with pytest.raises(ModelError, match=field):
         spec_of("ChatGLMModel", config)
+
+
+def test_later_openpangu_models_are_rejected(spec_of: SpecOf) -> None:
+    config = SimpleNamespace(**PUBLISHED["InternLMForCausalLM"].config, param_sink_number=128)
+    with pytest.raises(ModelError, match="param_sink_number is on"):
+        spec_of("PanguEmbeddedForCausalLM", config)
 
 
 def test_every_published_architecture_is_native(registry: Registry) -> None:
