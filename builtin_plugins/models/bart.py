@@ -1,13 +1,13 @@
-"""BART and its variants: mBART, PLBart, Marian, Pegasus, M2M-100, NLLB, Blenderbot."""
+"""BART and its variants, mBART to Blenderbot and NLLB, and their decoders alone."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from core.api import Entry, hookimpl
+from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import CrossAttentionSpec, LayerSpec, MlpSpec
 from core.model_spec.names import WeightNames
 
@@ -35,6 +35,13 @@ ENCODER = replace(
     final_norm="model.encoder.layer_norm",
     layer="model.encoder.layers.{}",
 )
+ALONE = replace(
+    DECODER,
+    embed="model.decoder.embed_tokens",
+    final_bias="",
+    # The weights of cross attention, which reads an encoder that is not there.
+    ignored=("*.encoder_attn.*", "*.encoder_attn_layer_norm.*", "model.decoder.version"),
+)
 NORM = NormSpec("layer", eps=1e-5, bias=True)
 
 
@@ -49,6 +56,17 @@ def engine_models() -> list[Entry]:
         Entry("PegasusForConditionalGeneration", f"{HERE}:pegasus", "Pegasus"),
         Entry("M2M100ForConditionalGeneration", f"{HERE}:m2m100", "M2M-100, NLLB"),
         Entry("BlenderbotForConditionalGeneration", f"{HERE}:blenderbot", "Blenderbot"),
+        Entry("BlenderbotSmallForConditionalGeneration", f"{HERE}:small", "Blenderbot 90M"),
+        Entry("BartForCausalLM", f"{HERE}:bart", "BART's decoder"),
+        Entry("MvpForCausalLM", f"{HERE}:bart", "MVP's decoder"),
+        Entry("MBartForCausalLM", f"{HERE}:mbart", "mBART's decoder"),
+        Entry("PLBartForCausalLM", f"{HERE}:plbart", "PLBart's decoder"),
+        Entry("MarianForCausalLM", f"{HERE}:marian", "Marian's decoder"),
+        Entry("PegasusForCausalLM", f"{HERE}:pegasus", "Pegasus's decoder"),
+        Entry("BigBirdPegasusForCausalLM", f"{HERE}:bigbird_pegasus", "BigBird-Pegasus's decoder"),
+        Entry("BlenderbotForCausalLM", f"{HERE}:blenderbot", "Blenderbot's decoder"),
+        Entry("BlenderbotSmallForCausalLM", f"{HERE}:small", "Blenderbot 90M's decoder"),
+        Entry("TrOCRForCausalLM", f"{HERE}:trocr", "TrOCR's decoder"),
     ]
 
 
@@ -109,7 +127,74 @@ def blenderbot(hf_config: object) -> DecoderSpec:
     return family(ModelFacts(hf_config), pre_norm=True, positions="learned")
 
 
+def small(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Blenderbot Small config: its decoder normalises the embeddings,
+    unscaled, before it adds positions.
+    """
+    facts = ModelFacts(hf_config)
+    spec = family(facts, pre_norm=False, positions="learned", embed_norm=NORM)
+    return replace(spec, embed_norm_first=True, embed_scale=1.0)
+
+
+def bigbird_pegasus(hf_config: object) -> DecoderSpec:
+    """Return the facts of a BigBird-Pegasus decoder: optional biases, another final norm."""
+    facts = ModelFacts(hf_config)
+    bias = facts.flag("use_bias")
+    spec = family(facts, pre_norm=True, positions="learned", activation="gelu_new")
+    attention: Any = spec.layers[0].attention
+    attention = replace(attention, qkv_bias=bias, out_bias=bias)
+    layers = (replace(spec.layers[0], attention=attention),) * len(spec.layers)
+    names = replace(spec.names, final_norm="model.decoder.layernorm_embedding")
+    return replace(spec, layers=layers, names=names)
+
+
+def trocr(hf_config: object) -> DecoderSpec:
+    """Return the facts of a TrOCR decoder with learned positions."""
+    facts = ModelFacts(with_fields(hf_config, is_encoder_decoder=False))
+    learned = "use_learned_position_embeddings"
+    if not facts.flag(learned, True):
+        raise ModelError(f"{learned}: got false; expected true. Use another checkpoint.")
+    norm = NORM if facts.flag("layernorm_embedding", True) else None
+    spec = family(facts, pre_norm=False, positions="learned", offset=2, embed_norm=norm)
+    return replace(spec, names=replace(spec.names, head="output_projection"))
+
+
 def family(
+    facts: ModelFacts,
+    *,
+    pre_norm: bool,
+    positions: str,
+    separate: bool = False,
+    activation: str = "gelu",
+    **form: Any,
+) -> DecoderSpec:
+    """Return a model of the BART family; the arguments are those of `decoder`.
+
+    `separate`: encoder and decoder have separate embeddings, as with an untied head. A config that
+    says so has a decoder alone.
+    """
+    alone = decoder(facts, pre_norm=pre_norm, positions=positions, activation=activation, **form)
+    if not facts.flag("is_encoder_decoder", True):
+        layers = tuple(replace(layer, cross=None) for layer in alone.layers)
+        computed = ("*.embed_positions.*",) if alone.sinusoidal_positions else ()
+        names = replace(ALONE, ignored=(*ALONE.ignored, *computed))
+        return replace(alone, layers=layers, names=names)
+    encoder_names, names = _weight_names(positions, separate=separate or not alone.tied_head)
+    table = ("position_offset", "embed_norm", "embed_scale", "learned_positions")
+    encoder_layer = layer_of(facts, "encoder", pre_norm=pre_norm, activation=activation)
+    encoder = EncoderSpec(
+        layers=(encoder_layer,) * facts.num_layers("encoder_layers"),
+        norm=alone.norm,
+        vocab_size=facts.count("vocab_size"),
+        start_tokens=facts.start_tokens(),
+        names=encoder_names,
+        sinusoidal_positions=alone.sinusoidal_positions,
+        **{name: getattr(alone, name) for name in table},
+    )
+    return replace(alone, encoder=encoder, names=names)
+
+
+def decoder(
     facts: ModelFacts,
     *,
     pre_norm: bool,
@@ -117,45 +202,31 @@ def family(
     offset: int = 0,
     embed_norm: NormSpec | None = None,
     scaled: bool = False,
-    separate: bool = False,
     activation: str = "gelu",
 ) -> DecoderSpec:
-    """Return a model of the BART family.
+    """Return the decoder of a model of the BART family, with cross attention.
 
     `pre_norm`: norms before attention and MLP; otherwise after them. `positions`: "learned",
     "sinusoidal" or "wide", starting at row `offset`. `scaled` and `activation` are defaults of the
-    config class. `separate`: encoder and decoder have separate embeddings, as with an untied head.
+    config class.
     """
-    tied = facts.flag("tie_word_embeddings", True)
-    encoder_names, names = _weight_names(positions, separate=separate or not tied)
     hidden = facts.count("d_model")
     max_positions = facts.num_positions(default=1024)
-    table: dict[str, Any] = {"position_offset": offset, "embed_norm": embed_norm}
-    table["embed_scale"] = hidden**0.5 if facts.flag("scale_embedding", scaled) else 1.0
-    if positions == "learned":
-        table["learned_positions"] = max_positions
-    else:
-        table["sinusoidal_positions"] = positions == "sinusoidal" or "wide"
+    is_learned = positions == "learned"
+    sinusoids: bool | Literal["wide"] = "wide" if positions == "wide" else not is_learned
     layer = layer_of(facts, "decoder", pre_norm=pre_norm, activation=activation)
-    encoder_layer = layer_of(facts, "encoder", pre_norm=pre_norm, activation=activation)
-    encoder = EncoderSpec(
-        layers=(encoder_layer,) * facts.num_layers("encoder_layers"),
-        norm=NORM if pre_norm else None,
-        vocab_size=facts.count("vocab_size"),
-        start_tokens=facts.start_tokens(),
-        names=encoder_names,
-        **table,
-    )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
         hidden_size=hidden,
         max_positions=max_positions,
         layers=(layer,) * facts.num_layers("decoder_layers"),
         norm=NORM if pre_norm else None,
-        tied_head=tied,
-        encoder=encoder,
-        names=names,
-        **table,
+        tied_head=facts.flag("tie_word_embeddings", True),
+        embed_norm=embed_norm,
+        embed_scale=hidden**0.5 if facts.flag("scale_embedding", scaled) else 1.0,
+        learned_positions=max_positions if is_learned else 0,
+        position_offset=offset,
+        sinusoidal_positions=sinusoids,
     )
 
 

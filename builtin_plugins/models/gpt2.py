@@ -7,7 +7,7 @@ from dataclasses import replace
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import LayerSpec, MlpSpec
 from core.model_spec.names import WeightNames
 
@@ -30,8 +30,11 @@ NAMES = WeightNames(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("GPT2LMHeadModel", "builtin_plugins.models.gpt2:spec", "GPT-2")]
+    """Return the architectures."""
+    return [
+        Entry("GPT2LMHeadModel", "builtin_plugins.models.gpt2:spec", "GPT-2"),
+        Entry("OpenAIGPTLMHeadModel", "builtin_plugins.models.gpt2:gpt1", "GPT 1"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -70,3 +73,30 @@ def spec(hf_config: object) -> DecoderSpec:
         tied_head=facts.flag("tie_word_embeddings", True),
         names=NAMES,
     )
+
+
+def gpt1(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT 1 config: norms of the sums, and no final norm."""
+    facts = ModelFacts(hf_config)
+    activation = facts.activation("afn", "gelu")
+    activation = "gelu_tanh" if activation == "gelu" else activation  # GPT 1's name of it
+    later = spec(with_fields(hf_config, n_positions=facts.num_positions("n_positions", 512)))
+    norm = later.norm
+    layer = replace(
+        later.layers[0],
+        mlp=MlpSpec(width=4 * later.hidden_size, activation=activation, gated=False, bias=True),
+        attention_in=None,
+        attention_out=norm,
+        mlp_in=None,
+        mlp_out=norm,
+        post_norm=True,
+    )
+    names = replace(
+        NAMES,
+        embed="transformer.tokens_embed",
+        positions="transformer.positions_embed",
+        attention_out="ln_1",
+        mlp_out="ln_2",
+        rename=((r"^(tokens_embed|positions_embed|h)\.", r"transformer.\1."),),
+    )
+    return replace(later, layers=(layer,) * len(later.layers), norm=None, names=names)

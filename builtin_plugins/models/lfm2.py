@@ -1,9 +1,12 @@
-"""LFM2: gated short convolutions, attention in some layers, experts in the larger models."""
+"""LFM2 and LFM3: gated short convolutions, attention in some layers, experts in larger models."""
+
+from dataclasses import replace
+from typing import Any
 
 from builtin_plugins.models.mixtral import EXPERTS_IN_MEMORY
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedConvSpec
@@ -30,6 +33,24 @@ NAMES = WeightNames(
     experts_gate_up="feed_forward.experts.gate_up_proj",
     experts_down="feed_forward.experts.down_proj",
 )
+LFM3 = replace(
+    NAMES,
+    attention_out="post_operator_norm",
+    mlp_out="post_ffn_norm",
+    o="self_attn.o_proj",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    rename=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
+)
+LFM3_ROPE = {
+    "sliding_attention": {"rope_theta": 1e4},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.5,
+    },
+}
+"""Rotary embeddings of LFM3 configs that state none."""
 
 
 @hookimpl
@@ -38,6 +59,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("Lfm2ForCausalLM", f"{HERE}:lfm2", "LFM2"),
         Entry("Lfm2MoeForCausalLM", f"{HERE}:lfm2_moe", "LFM2, mixture of experts"),
+        Entry("Lfm3ForCausalLM", f"{HERE}:lfm3", "LFM3"),
     ]
 
 
@@ -100,3 +122,31 @@ def _decoder(facts: ModelFacts, mlps: list[MlpSpec] | list[MlpSpec | MoeSpec]) -
     return DecoderSpec(
         **{**facts.decoder(), "tied_head": tied}, layers=layers, norm=norm, names=NAMES
     )
+
+
+def lfm3(hf_config: object) -> DecoderSpec:
+    """Return the facts of an LFM3 config: windows, a gate per head, norms after each sublayer."""
+    stated = getattr(hf_config, "rope_parameters", None)
+    facts = ModelFacts(with_fields(hf_config, rope_parameters=stated or LFM3_ROPE))
+    norm = facts.norm("norm_eps", 1e-5)
+    heads = facts.heads(128)
+    bias = facts.flag("attention_bias")
+    gate = facts.flag("use_attention_gate", True)
+    common = {**heads, "qk_norm": norm, "qkv_bias": bias, "out_bias": bias}
+    common |= {"gate": gate, "gate_per_head": gate}
+    kernel = facts.count("conv_L_cache", 7)
+    conv = GatedConvSpec(kernel=kernel, bias=facts.flag("conv_bias"))
+    mixers: dict[str, dict[str, Any]] = {"conv": {"recurrent": conv}}
+    windows = {"full_attention": None, "sliding_attention": facts.window(256)}
+    for kind, window in windows.items():
+        rope = facts.rope(heads["head_size"], layer_type=kind)
+        mixers[kind] = {"attention": facts.attention(**common, rope=rope, window=window)}
+    kinds = facts.layer_kinds(*mixers)
+    if kinds is None:
+        pattern = ("sliding_attention", "conv", "full_attention", "conv")
+        kinds = ["conv" if i == 0 else pattern[i % 4] for i in range(facts.num_layers())]
+    after = norm if facts.flag("use_sandwich_norm", True) else None
+    norms = {"attention_in": norm, "attention_out": after, "mlp_in": norm, "mlp_out": after}
+    mlp = facts.mlp(activation="silu")
+    layers = tuple(LayerSpec(**mixers[kind], mlp=mlp, **norms) for kind in kinds)
+    return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm, names=LFM3)

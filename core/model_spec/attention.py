@@ -80,6 +80,8 @@ class AttentionSpec:
     """Norm of the heads' output, before the output projection."""
     gate: bool = False
     """Whether the heads' output is multiplied by the sigmoid of a gate projection."""
+    gate_per_head: bool = False
+    """Whether the gate projection has one row per head, not one per channel."""
     in_scale: float = 1.0
     """Factor on the attention input."""
     out_scale: float = 1.0
@@ -158,6 +160,8 @@ class LatentAttentionSpec:
     temperature: Temperature | None = None
     bias: bool = False
     """Whether the latent and output projections have a bias."""
+    gate: bool = False
+    """Whether each head's output is multiplied by the sigmoid of a projection of the input."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "key_size", "shared_size", "value_size", "rank"):

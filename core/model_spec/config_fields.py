@@ -55,6 +55,13 @@ class ConfigFields:
         """Return a positive number field; `default` where it is absent or null."""
         return positive(name, self._given(name, default))
 
+    def negative(self, name: str, default: float) -> float:
+        """Return a negative number field; `default` where it is absent or null."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value < 0:
+            raise ModelError(f"{name} in config.json is {value!r:.100}; it must be negative.")
+        return float(value)
+
     def number_or_none(self, name: str, default: float | None = None) -> float | None:
         """Return a positive number field; None if it is null, `default` if it is absent."""
         value = self.get(name, default)

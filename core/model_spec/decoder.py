@@ -93,6 +93,8 @@ class DecoderSpec:
     embed_size: int = 0
     """Width of embedding and head, with projections from and to `hidden_size`; 0: `hidden_size`."""
     embed_norm: NormSpec | None = None
+    embed_norm_first: bool = False
+    """Whether `embed_norm` comes before the position embeddings are added, not after."""
     learned_positions: int = 0
     """Rows of the learned position embedding; 0: none."""
     position_offset: int = 0

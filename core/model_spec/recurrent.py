@@ -85,12 +85,15 @@ class GatedDeltaSpec:
     """Query and key heads; each is shared by `heads // key_heads` value heads."""
     key_size: int
     value_size: int
-    layout: Literal["grouped", "joined", "apart", "low_rank"]
+    layout: Literal["grouped", "joined", "apart", "low_rank", "full_rank"]
     """Layout of the input projections in checkpoints.
 
     "grouped": two tensors by key head; "joined": q, k and v in one tensor; "apart": one tensor
-    each; "low_rank": one tensor each, with low-rank decay (per channel) and gate.
+    each; "low_rank": one tensor each, with low-rank decay (per channel) and gate; "full_rank": as
+    before, with one product for decay and gate each.
     """
+    decay_floor: float | None = None
+    """Lower bound of the logarithm of the decay, reached through a sigmoid; None: no bound."""
     eps: float = 1e-6
     """Epsilon of the norm of each head's output."""
     kernel: int = 4

@@ -188,6 +188,15 @@ GPT_LIKE: Final[Mapping[str, Tiny]] = {
     "CodeGenForCausalLM": ("CodeGenConfig", {**_GPT, "n_head": 8, "rotary_dim": 4, "n_inner": 96}),
     "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", {**_GPT}),
     "BioGptForCausalLM": ("BioGptConfig", {**SHAPE, "tie_word_embeddings": True}),
+    "OpenAIGPTLMHeadModel": ("OpenAIGPTConfig", {**_GPT}),
+    "GPTNeoXJapaneseForCausalLM": (
+        "GPTNeoXJapaneseConfig",
+        {
+            **{name: size for name, size in SHAPE.items() if name != "intermediate_size"},
+            "intermediate_multiple_size": 2,
+            "rope_parameters": _HALF,
+        },
+    ),
     "XGLMForCausalLM": (
         "XGLMConfig",
         {

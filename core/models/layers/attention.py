@@ -108,9 +108,8 @@ class Attention(nn.Module):
         self.gate: Linear | None = None
         if spec.gate and not self._gate_in_query:
             prefix = f"{layer}.{names.attention_gate}"
-            self.gate = Linear(
-                context, weights, prefix, hidden, [Slice("gate", width)], split="rows"
-            )
+            gate = [Slice("gate", spec.heads if spec.gate_per_head else width)]
+            self.gate = Linear(context, weights, prefix, hidden, gate, split="rows")
 
     def _build_norms(
         self, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
@@ -266,7 +265,10 @@ class Attention(nn.Module):
         if self.inner_norm is not None:
             out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
         if self.gate is not None:
-            out = out * self.gate(x).sigmoid()
+            gate = self.gate(x).sigmoid()
+            if self.spec.gate_per_head:
+                gate = gate.repeat_interleave(self.head_size, -1)
+            out = out * gate
         elif self._gate_in_query:
             out = out * self._query_and_gate(product)[1].flatten(1).sigmoid()
         out = self.out(out)

@@ -239,6 +239,8 @@ class Decoder(nn.Module):
                 torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device)
             )
         x = self.embedded(batch.input_ids) if batch.embeddings is None else batch.embeddings
+        if self.embed_norm is not None and self.spec.embed_norm_first:
+            x = self.embed_norm(x)
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
         if self.token_types is not None:
@@ -248,7 +250,7 @@ class Decoder(nn.Module):
             x = x + (
                 self.token_types[0] if types is None else self._embedding(types, self.token_types)
             )
-        if self.embed_norm is not None:
+        if self.embed_norm is not None and not self.spec.embed_norm_first:
             x = self.embed_norm(x)
         return self.embed_in(x) if self.embed_in is not None and self.spec.embed_in_last else x
 

@@ -108,6 +108,11 @@ class LatentAttention(nn.Module):
             [Slice("q", spec.heads * (spec.key_size + spec.shared_size))],
             split="rows",
         )
+        self.gate: Linear | None = None
+        if spec.gate:
+            prefix = f"{layer}.{names.attention_gate}"
+            gate = [Slice("gate", spec.heads)]
+            self.gate = Linear(context, weights, prefix, hidden, gate, split="rows")
         self._expect_up(context, weights, f"{layer}.{names.latent_up}")
         width = spec.heads * spec.value_size
         self.out = Linear(
@@ -174,4 +179,6 @@ class LatentAttention(nn.Module):
         )  # [n, heads, value_size]
         if self.adapter is not None:
             values = self.adapter(self, "value", sums, values)
+        if self.gate is not None:
+            values = values * self.gate(x).float().sigmoid().to(values.dtype)[..., None]
         return self.out(values.flatten(1))  # type: ignore[no-any-return]

@@ -32,10 +32,13 @@ _FIRST: Final[dict[str, dict[str, str]]] = {
     "joined": {**_JOINED, "gate": "in_proj_z", "write": "in_proj_b", "forget": "in_proj_a"},
     "apart": {**_APART, "gate": "g_proj", "forget": "a_proj"},
     "low_rank": {**_APART, "gate": "g_a_proj", "forget": "f_a_proj"},
+    "full_rank": {**_APART, "gate": "g_proj", "forget": "f_proj"},
 }
 """Tensor name of each input projection slice, by layout, except "grouped"."""
 _LAST: Final = {"grouped": ("norm", "out_proj"), "joined": ("norm", "out_proj")}
 """Names of output norm and projection by layout; otherwise o_norm and o_proj."""
+_BY_CHANNEL: Final = ("low_rank", "full_rank")
+"""Layouts with a decay per channel of the keys, and a sigmoid of the gate."""
 
 
 class GatedDelta(nn.Module):
@@ -70,11 +73,11 @@ class GatedDelta(nn.Module):
             for name, size in zip("qkv", sizes, strict=True)
         ]
         self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=False)
-        by_channel = spec.layout == "low_rank"
+        by_channel = spec.layout in _BY_CHANNEL
         falling = spec.key_size if by_channel else 1
         self.rate = empty_parameter(self.heads, dtype=torch.float32)
         self.forget_bias = bias = empty_parameter(self.heads * falling, dtype=torch.float32)
-        shape = (1, 1, spec.heads, 1) if by_channel else (spec.heads,)
+        shape = (1, 1, spec.heads, 1) if spec.layout == "low_rank" else (spec.heads,)
         weights.add(f"{prefix}.A_log", shape, self._load_rate)
         shape_of_bias = (spec.heads * falling,)
         weights.add(
@@ -117,6 +120,8 @@ class GatedDelta(nn.Module):
         if spec.layout == "grouped":
             self._expect_grouped(sizes, hidden, prefix, context, weights)
             return
+        if spec.layout == "full_rank":
+            sizes["forget"] = spec.heads * spec.key_size
         narrow = ("gate", "forget") if spec.layout == "low_rank" else ()
         if spec.layout == "low_rank":
             sizes |= {"gate": spec.key_size, "forget": spec.key_size}
@@ -169,13 +174,16 @@ class GatedDelta(nn.Module):
         elif spec.layout == "low_rank":
             parts |= {name: product(parts[name]) for name, product in self.wide.items()}
         write = parts["write"].float().sigmoid() * spec.max_beta
-        forget = F.softplus(parts["forget"].float() + self.forget_bias).view(len(x), self.heads, -1)
-        decay = forget * self.rate[:, None]  # [num_tokens, heads, key_size | 1]
-        decay = decay if spec.layout == "low_rank" else decay[..., 0]
+        forget = (parts["forget"].float() + self.forget_bias).view(len(x), self.heads, -1)
+        if spec.decay_floor is None:
+            decay = F.softplus(forget) * self.rate[:, None]  # [num_tokens, heads, key_size | 1]
+        else:
+            decay = (forget * -self.rate[:, None]).sigmoid() * spec.decay_floor
+        decay = decay if spec.layout in _BY_CHANNEL else decay[..., 0]
         out = plan.compute(self._segments, first[:, : sum(self._sizes)], write, decay)
         out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + spec.eps) * self.norm
         gate = parts["gate"].float().view(out.shape)
-        out = out * (gate.sigmoid() if spec.layout == "low_rank" else F.silu(gate))
+        out = out * (gate.sigmoid() if spec.layout in _BY_CHANNEL else F.silu(gate))
         return self.out_proj(out.flatten(1).to(x.dtype))  # type: ignore[no-any-return]
 
     def _segments(

@@ -18,6 +18,7 @@ from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
 from core.testing.no_readback import no_readback
 from core.testing.one_sequence import Session
 from core.testing.published.catalog import PUBLISHED
+from core.testing.tiny_encoder_decoders import DECODERS_ALONE
 
 PROMPT_LEN = 56
 """Longer than every window and chunk."""
@@ -25,7 +26,7 @@ NUM_GENERATED = 4
 TOLERANCE = 1e-3
 HERE = [
     *sorted(set(ARCHITECTURES) - set(TINY)),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (*PUBLISHED, *DECODERS_ALONE)),
 ]
 """Those of `TINY` have tests of their own; those of `PUBLISHED` run fast through the engine."""
 

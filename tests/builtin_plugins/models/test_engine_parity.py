@@ -16,6 +16,7 @@ from core.errors import InvalidRequest
 from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB
 from core.testing.one_sequence import read_config
 from core.testing.published.catalog import PUBLISHED
+from core.testing.tiny_encoder_decoders import DECODERS_ALONE
 
 LENGTHS = (70, 45, 91, 3)
 """Longer than every window (24 and 40), and one that is not."""
@@ -30,10 +31,8 @@ GAP = 1e-3
 """
 
 
-EVERY = [
-    pytest.param(name, marks=[] if name in TINY else pytest.mark.slow)
-    for name in sorted({*ARCHITECTURES, *PUBLISHED})
-]
+NAMES = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE})
+EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in NAMES]
 """Architectures with all variants in every run; the others under `make test-all` only."""
 
 
@@ -141,9 +140,11 @@ def ways_of_architectures() -> list[Any]:
         pytest.param(
             name,
             way,
-            marks=[] if name in TINY or way == "a budget of 16 tokens" else pytest.mark.slow,
+            marks=[]
+            if name in TINY or (way == "a budget of 16 tokens" and name not in DECODERS_ALONE)
+            else pytest.mark.slow,
         )
-        for name in sorted({*ARCHITECTURES, *PUBLISHED})
+        for name in NAMES
         for way in WAYS
     ]
 
