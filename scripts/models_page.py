@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builtin_plugins.commands.models.command import Row, read_table, rows
+from builtin_plugins.commands.models.command import read_table, rows
+from builtin_plugins.commands.models.row import Row
 from core.plugin import load_plan, make_plan
 from core.plugin.discovery import discover
 

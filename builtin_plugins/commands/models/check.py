@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from builtin_plugins.commands.models.command import Row
+from builtin_plugins.commands.models.row import Row
 
 UNTRIED: Final = "untried"
 

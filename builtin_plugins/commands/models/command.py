@@ -10,10 +10,13 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.commands.models.check import installed_types, print_check, type_states
+from builtin_plugins.commands.models.row import Row
 from core.api import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,36 +39,6 @@ FLAGS: Final = {
     "tensor_parallel": "tensor parallel",
     "pooling": "pooling",
 }
-
-How = Literal["native", "generic", "no"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Support for one architecture."""
-
-    architecture: str
-    how: How
-    """Served by its own entry, by the generic entry, or not."""
-    model_types: tuple[str, ...] = ()
-    """Config `model_type`s for which it is the causal language model in transformers."""
-    plugin: str = ""
-    """Name of the plugin that serves it."""
-    reason: str = ""
-    """Reason why it is not served."""
-    images: bool | None = None
-    """Whether prompts may have images; None: it is a model of text."""
-    sliding_window: bool | None = None
-    """Whether layers use sliding-window attention; None if untested."""
-    running_state: bool | None = None
-    """Whether layers keep recurrent state instead of keys and values."""
-    quantization: bool | None = None
-    tensor_parallel: bool | None = None
-    pooling: bool | None = None
-    lora_targets: tuple[str, ...] = ()
-    """Names of its linear layers."""
-    formats: tuple[str, ...] = ()
-    """Quantization methods of the loaded plugins that it supports."""
 
 
 def rows(
@@ -168,13 +141,8 @@ class Models:
 def _check(known: Sequence[Row], args: argparse.Namespace) -> int:
     if args.name or args.how:
         raise ConfigError("--check: got a filter, too; expected none. Remove NAME and --how.")
-    # lazy: reads transformers, which the list does not need
-    from importlib.metadata import version
-
-    from builtin_plugins.commands.models import check
-
-    states = check.type_states(known, check.installed_types())
-    return check.print_check(states, version("transformers"), as_json=args.json)
+    states = type_states(known, installed_types())
+    return print_check(states, version("transformers"), as_json=args.json)
 
 
 def _methods(entries: Any) -> list[Any]:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from builtin_plugins.commands.models.check import installed_types, print_check, type_states
-from builtin_plugins.commands.models.command import Row, read_table, rows
+from builtin_plugins.commands.models.command import read_table, rows
+from builtin_plugins.commands.models.row import Row
 from core.cli.main import main
 from core.plugin.entry import Entry
 from scripts.models_page import models_page
