@@ -43,15 +43,16 @@ def bailing(hf_config: object) -> DecoderSpec:
     """Return the facts of a BailingMoe config; `norm_head` normalises the head's columns."""
     facts = ModelFacts(hf_config)
     bias = facts.flag("use_bias")
-    attention = {"qkv_bias": bias or facts.flag("use_qkv_bias"), "out_bias": bias}
+    qkv_bias = bias or facts.flag("use_qkv_bias")
     experts = _experts(facts, "num_experts", "num_shared_experts")
-    spec = _decoder(facts, experts, BAILING, **attention)
+    spec = _decoder(facts, experts, BAILING, qkv_bias=qkv_bias, out_bias=bias)
     return replace(spec, head_normalized="columns" if facts.flag("norm_head") else "")
 
 
 def bailing_v2(hf_config: object) -> DecoderSpec:
     """Return the facts of a BailingMoe 2 config: sigmoid scores, groups, norms of the heads."""
     facts = ModelFacts(hf_config)
+    facts.refuse("norm_head")
     bias = facts.flag("use_bias")
     experts = replace(
         _experts(facts, "num_experts", "num_shared_experts"),
@@ -61,21 +62,18 @@ def bailing_v2(hf_config: object) -> DecoderSpec:
         topk_groups=facts.count("topk_group", 1),
         router_fp32=True,
     )
-    attention = {
-        "rope": facts.rope(facts.heads()["head_size"]),
-        "qk_norm": facts.norm() if facts.flag("use_qk_norm") else None,
-        "qkv_bias": bias or facts.flag("use_qkv_bias"),
-        "out_bias": bias,
-    }
+    qk_norm = facts.norm() if facts.flag("use_qk_norm") else None
+    qkv_bias = bias or facts.flag("use_qkv_bias")
     # MTP layers follow the decoder's, and are not used.
     names = replace(BAILING, ignored=(*BAILING.ignored, f"model.layers.{facts.num_layers()}.*"))
-    return _decoder(facts, experts, names, **attention)
+    attention = {"qk_norm": qk_norm, "qkv_bias": qkv_bias, "out_bias": bias}
+    return _decoder(facts, experts, names, every=1, **attention)
 
 
 def _experts(facts: ModelFacts, count: str, shared: str) -> MoeSpec:
     """Return experts with softmax scores; the strings are the config's names."""
     width = facts.count("moe_intermediate_size")
-    activation = {"activation": facts.activation()}
+    activation: dict[str, Any] = {"activation": facts.activation()}
     num_shared = facts.count(shared, 0, least=0)
     shared_width = facts.count("moe_shared_expert_intermediate_size", width) * num_shared
     return MoeSpec(
@@ -95,10 +93,11 @@ def _decoder(
     """Return a decoder with dense first layers and experts in every `every`-th later one."""
     norm = facts.norm()
     dense = facts.count("first_k_dense_replace", 0, least=0)
-    common = {"attention": facts.attention(**attention), "attention_in": norm, "mlp_in": norm}
+    norms: dict[str, Any] = {"attention_in": norm, "mlp_in": norm}
     mlps = (facts.mlp(), experts)
+    mixer = facts.attention(**attention)
     layers = tuple(
-        LayerSpec(**common, mlp=mlps[i >= dense and i % every == 0])
+        LayerSpec(attention=mixer, **norms, mlp=mlps[i >= dense and i % every == 0])
         for i in range(facts.num_layers())
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=names)

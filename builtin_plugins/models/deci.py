@@ -38,7 +38,7 @@ def spec(hf_config: object) -> DecoderSpec:
     parts = [_parts(facts, ModelFacts(SimpleNamespace(**block))) for block in blocks]
     stored = tuple(index for index, part in enumerate(parts) if part)
     layers = tuple(LayerSpec(**part) for part in parts if part)
-    more = {"stored_layers": stored} if len(stored) < len(parts) else {}
+    more: dict[str, Any] = {"stored_layers": stored} if len(stored) < len(parts) else {}
     return DecoderSpec(**facts.decoder(), **more, layers=layers, norm=facts.norm())
 
 

@@ -146,7 +146,7 @@ def lfm3(hf_config: object) -> DecoderSpec:
         pattern = ("sliding_attention", "conv", "full_attention", "conv")
         kinds = ["conv" if i == 0 else pattern[i % 4] for i in range(facts.num_layers())]
     after = norm if facts.flag("use_sandwich_norm", True) else None
-    norms = {"attention_in": norm, "attention_out": after, "mlp_in": norm, "mlp_out": after}
-    mlp = facts.mlp(activation="silu")
-    layers = tuple(LayerSpec(**mixers[kind], mlp=mlp, **norms) for kind in kinds)
+    norms: dict[str, Any] = {"attention_in": norm, "attention_out": after}
+    norms |= {"mlp_in": norm, "mlp_out": after, "mlp": facts.mlp(activation="silu")}
+    layers = tuple(LayerSpec(**mixers[kind], **norms) for kind in kinds)
     return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm, names=LFM3)

@@ -130,7 +130,10 @@ def biased(hf_config: object) -> DecoderSpec:
     for unserved in ("param_sink_number", "sandwich_norm", "interleaved_sliding_window"):
         facts.refuse(unserved)  # of later openPangu models
     bias = facts.flag("bias", facts.flag("attention_bias"))
-    biases = {"mlp_bias": facts.flag("mlp_bias"), "qkv_bias": facts.flag("qkv_bias", bias)}
+    biases: dict[str, Any] = {
+        "mlp_bias": facts.flag("mlp_bias"),
+        "qkv_bias": facts.flag("qkv_bias", bias),
+    }
     return equal_layers(facts, facts.norm(), out_bias=bias, **biases)
 
 
@@ -258,8 +261,8 @@ def minicpm(hf_config: object) -> DecoderSpec:
     scale = facts.number("scale_depth", 1.0) / math.sqrt(facts.num_layers())
     layer = replace(spec.layers[0], residual_scale=scale)
     if experts := facts.count("num_experts", 0, least=0):
-        sizes = {"top_k": facts.count("num_experts_per_tok"), "width": facts.mlp().width}
-        layer = replace(layer, mlp=MoeSpec(experts=experts, **sizes))
+        top_k = facts.count("num_experts_per_tok")
+        layer = replace(layer, mlp=MoeSpec(experts=experts, top_k=top_k, width=facts.mlp().width))
     has_sparse = bool(facts.get("sparse_config"))
     limit = facts.part("sparse_config").count("dense_len", 8192) if has_sparse else 0
     return replace(

@@ -1,6 +1,7 @@
 """PLaMo 3: norms around each sublayer with offsets of their own, and sliding windows."""
 
 from dataclasses import replace
+from typing import Any
 
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
@@ -32,7 +33,7 @@ def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a PLaMo 3 config; layers with a window have another rotary base."""
     facts = ModelFacts(hf_config)
     norm = facts.norm(offset=1.0)
-    norms = {"attention_in": norm, "attention_out": replace(norm, offset=1 / 5)}
+    norms: dict[str, Any] = {"attention_in": norm, "attention_out": replace(norm, offset=1 / 5)}
     norms |= {"mlp_in": norm, "mlp_out": replace(norm, offset=5**-1.5)}
     size = facts.heads()["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=1e6)

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from core.errors import ModelError
 from core.model_spec.decoder import DecoderSpec
 from core.models.layers.decoder import Decoder
-from core.testing.checkpoints import ARCHITECTURES, draw_weights, tiny_config
+from core.testing.checkpoints import ARCHITECTURES, tiny_config
 from core.testing.conformance.examples import stated
+from core.testing.draw import draw_weights
 from core.testing.one_sequence import Session, plain_context
 
 if TYPE_CHECKING:

@@ -62,7 +62,8 @@ class _WithSharedExpert(qwen3_moe.Qwen3MoeSparseMoeBlock):  # type: ignore[misc]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         routed: torch.Tensor = super().forward(hidden_states)
-        return routed + self.shared_experts(hidden_states)
+        shared: torch.Tensor = self.shared_experts(hidden_states)
+        return routed + shared
 
 
 class _Absent(nn.Module):
