@@ -292,17 +292,26 @@ class ModelFacts(ConfigFields):
         )
 
 
-def with_fields(hf_config: Any, **fields: Any) -> SimpleNamespace:
-    """Return a config with further fields, such as the present names of old ones."""
-    return SimpleNamespace(**{**vars(hf_config), **fields})
+class _Changed:
+    """A config with some fields changed; the others are read from it."""
+
+    def __init__(self, config: Any, fields: Mapping[str, Any]) -> None:
+        self._config = config
+        self.__dict__.update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
 
 
-def renamed(hf_config: Any, **names: str) -> SimpleNamespace:
+def with_fields(hf_config: Any, **fields: Any) -> object:
+    """Return a config with other or further fields."""
+    return _Changed(hf_config, fields)
+
+
+def renamed(hf_config: Any, **names: str) -> object:
     """Return a config with its fields under present names too: present name to its own."""
-    stated = vars(hf_config)
-    return with_fields(
-        hf_config, **{new: stated[old] for new, old in names.items() if old in stated}
-    )
+    stated = {new: getattr(hf_config, old, None) for new, old in names.items()}
+    return with_fields(hf_config, **{n: value for n, value in stated.items() if value is not None})
 
 
 def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:

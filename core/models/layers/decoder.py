@@ -310,9 +310,9 @@ def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> l
     names = spec.names
     stage = context.pipeline
     others = [TRAINING_HEADS]
-    others += [
-        f"{names.layer_prefix(index)}.*" for index in range(len(spec.layers)) if index not in own
-    ]
+    stored = spec.stored_layers or range(len(spec.layers))
+    mine = {stored[index] for index in own}
+    others += [f"{names.layer_prefix(at)}.*" for at in stored if at not in mine]
     if not stage.is_first:
         others += [
             f"{prefix}.*"

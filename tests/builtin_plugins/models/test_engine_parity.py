@@ -34,6 +34,16 @@ GAP = 1e-3
 NAMES = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE})
 EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in NAMES]
 """Architectures with all variants in every run; the others under `make test-all` only."""
+LAYOUTS = (
+    "BaichuanForCausalLM",
+    "BailingMoeForCausalLM",
+    "DeciLMForCausalLM",
+    "InternLM2ForCausalLM",
+    "TeleChat2ForCausalLM",
+)
+"""Of the published layouts, one per way in which a checkpoint differs from the reference."""
+CHUNKED = {*ARCHITECTURES, *LAYOUTS}
+"""Architectures with chunked prefill in every run."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ def ways_of_architectures() -> list[Any]:
             name,
             way,
             marks=[]
-            if name in TINY or (way == "a budget of 16 tokens" and name not in DECODERS_ALONE)
+            if name in TINY or (way == "a budget of 16 tokens" and name in CHUNKED)
             else pytest.mark.slow,
         )
         for name in NAMES
