@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
@@ -40,6 +40,21 @@ LAYER = re.compile(r"\.\d+\.")
 SMALLEST = 12
 """Minimum rows and columns of a linear layer in a tiny model; routers have fewer."""
 
+UNSERVED: Final = {
+    "ArcticForCausalLM": "its experts read the input of attention, a dense MLP its output",
+    "BertSpladeSparseEmbeddingModel": "no pooler gives sparse vectors",
+    "GritLM": "it embeds with bidirectional attention; MistralForCausalLM generates with it",
+    "Grok1ForCausalLM": "implementations differ in its router, and transformers has none",
+    "Grok1ModelForCausalLM": "implementations differ in its router, and transformers has none",
+    "MistralLarge3ForCausalLM": "its files have params.json, which is not read, for config.json",
+    "OuroForCausalLM": "its layers run several times, each time with a KV cache of its own",
+    "PanguUltraMoEForCausalLM": "transformers has no class of its experts to compare with",
+    "Plamo2ForCausalLM": "its state-space layers have products and norms of their own",
+    "SolarForCausalLM": "its layers read the residual stream of earlier ones",
+    "Step3TextForCausalLM": "transformers has no class of its attention to compare with",
+}
+"""Architectures that vLLM knows, without a class in transformers, and why they are not served."""
+
 
 def survey() -> dict[str, dict[str, Any]]:
     """Return a row per native architecture and per causal language model of transformers."""
@@ -58,6 +73,8 @@ def survey() -> dict[str, dict[str, Any]]:
             "tried": "native" if name in native else "generic",
             **facts,
         }
+    for name, reason in UNSERVED.items():
+        table[name] = {"model_types": [], "tried": "generic", "reason": reason}
     return table
 
 

@@ -70,6 +70,12 @@ def test_architecture_is_found_by_model_type(listed: List) -> None:
     assert [row["architecture"] for row in listed("gpt_neo")] == ["GPTNeoForCausalLM"]
 
 
+def test_architecture_without_class_in_transformers_has_its_reason(listed: List) -> None:
+    (row,) = listed("OuroForCausalLM")
+    assert row["how"] == "no"
+    assert "KV cache of its own" in row["reason"]
+
+
 def test_filter_by_how_it_is_served(listed: List) -> None:
     assert {row["how"] for row in listed("--how", "generic")} == {"generic"}
 
