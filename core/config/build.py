@@ -28,9 +28,7 @@ ENVIRONMENT_FIELDS: Final[Mapping[str, str]] = {
     # unlike a flag, it is not visible in the process list
     "ENGINE_API_KEY": "api_key",
 }
-"""Field of each environment variable; ignored if no loaded plugin has the
-field.
-"""
+"""Field of each environment variable; ignored if no loaded plugin has the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,7 @@ def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, 
             values[found.section][name] = setting.value
         elif found.section == OPTIONS and not found.refuse:
             values[OPTIONS][name] = found.default
+    _refuse_ineffective(table, merged)
     try:
         sections = {name: kind(**values[name]) for name, kind in table.sections.items()}
         config = EngineConfig(**sections, options=values[OPTIONS])
@@ -153,10 +152,21 @@ def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | Non
     return section.plugins, section.plugins_lock
 
 
+def _refuse_ineffective(table: FieldTable, merged: Layer) -> None:
+    """Raise `ConfigError` for an option without any of the settings that it needs."""
+    for name, setting in merged.items():
+        found = table.by_name[name]
+        if not found.needs or setting.value == found.default:
+            continue
+        given = {key: merged[key].value for key in merged if merged[key].value}
+        if not {*given, *(f"{key}={value}" for key, value in given.items())} & {*found.needs}:
+            flags = " or ".join("--" + need.replace("_", "-") for need in found.needs)
+            message = f"{found.flag}: got {setting.value!r:.80}; it has no effect without {flags}. "
+            raise ConfigError(_with_origins(f"{message}Add that, or remove {found.flag}.", merged))
+
+
 def _with_origins(message: str, merged: Layer) -> str:
-    """Return the message with the origins of values that do not come from
-    flags.
-    """
+    """Return the message with the origins of values that do not come from flags."""
     for flag in dict.fromkeys(re.findall(r"--([a-z][a-z0-9-]+)", message)):
         setting = merged.get(flag.replace("-", "_"))
         if setting is not None and not setting.origin.startswith("flag"):

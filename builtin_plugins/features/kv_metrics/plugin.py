@@ -21,6 +21,7 @@ def engine_options() -> list[Option]:
             Annotated[float, Range(0, 1)],
             0.01,
             "Share of blocks that are sampled.",
+            needs=("kv_cache_metrics",),
         ),
     ]
 

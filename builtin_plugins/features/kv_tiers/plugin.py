@@ -35,6 +35,7 @@ def engine_options() -> list[Option]:
             None,
             "Implementation of --kv-offloading-size; native: the engine itself; lmcache: LMCache, "
             "by the plugin engine-lmcache.",
+            needs=("kv_offloading_size",),
         ),
     ]
 

@@ -42,7 +42,7 @@ INSTALL_HINTS: Final[Mapping[str, str]] = {
 }
 """How to install connectors that are separate distributions."""
 IGNORED_KEYS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "kv_buffer_device": ("cuda", "cpu"),
+    "kv_buffer_device": ("cpu", None),
     "kv_rank": (0, None),
     "kv_parallel_size": (1,),
     "kv_connector_module_path": (None,),
@@ -113,7 +113,8 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
         if key in IGNORED_KEYS:
             if value not in IGNORED_KEYS[key]:
                 raise ConfigError(
-                    f"{FLAG}.{key} {value!r:.100} is not supported: it has no effect. Remove it."
+                    f"{FLAG}.{key}: got {value!r:.100}; expected {IGNORED_KEYS[key][0]!r}: another "
+                    "value has no effect. Remove it."
                 )
         elif key not in known:
             raise ConfigError(unknown_key(FLAG, key, dict.fromkeys(sorted(known))))
@@ -129,7 +130,7 @@ def _read(given: Mapping[str, Any]) -> KVTransferConfig:
     settings = replace(settings, kv_connector=ALIASES.get(name, name))
     for key in ("max_bytes_per_step", "max_inflight_bytes", "timeout_s"):
         require_positive(f"{FLAG}.{key}", getattr(settings, key))
-    for key in ("kv_ip", "kv_port"):
+    for key in ("kv_ip", "kv_port", "engine_id", "kv_buffer_size"):
         value = getattr(settings, key)
         default = getattr(KVTransferConfig("none"), key)
         if settings.kv_connector in LOCAL_CONNECTORS and value != default:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from builtin_plugins.features.lora.settings import DEFAULT_MAX_BYTES, Rank, Settings
 from core.api import EngineConfig, Option, Range, Registry, hookimpl
 
 Json = dict[str, Any]
+SWITCHES: Final = ("enable_lora", "lora_modules")
+"""Settings that turn LoRA on."""
 
 
 @hookimpl
@@ -19,25 +21,30 @@ def engine_options() -> list[Option]:
     )
     return [
         Option("enable_lora", bool, False, "Serve LoRA adapters with the model."),
-        Option("max_loras", count, 1, "Adapters in one batch."),
+        Option("max_loras", count, 1, "Adapters in one batch.", needs=SWITCHES),
         Option(
             "max_lora_rank",
             Rank,
             16,
             "Largest rank of an adapter; the setting alone takes no memory.",
+            needs=SWITCHES,
         ),
-        Option("max_cpu_loras", Annotated[int, Range(-1, 1 << 20)] | None, None, held),
+        Option(
+            "max_cpu_loras", Annotated[int, Range(-1, 1 << 20)] | None, None, held, needs=SWITCHES
+        ),
         Option(
             "fully_sharded_loras",
             bool,
             False,
             "Shard both factors of an adapter, not only one.",
+            needs=SWITCHES,
         ),
         Option(
             "lora_dtype",
             str,
             "auto",
             "Dtype of adapters in memory: auto (the model's), bfloat16, float16 or float32.",
+            needs=SWITCHES,
         ),
         Option(
             "lora_modules",
@@ -50,12 +57,14 @@ def engine_options() -> list[Option]:
             list[str] | None,
             None,
             "Folders that run-time adapters may lie in; default: any.",
+            needs=SWITCHES,
         ),
         Option(
             "max_lora_bytes",
             Annotated[int, Range(1, 1 << 60)],
             DEFAULT_MAX_BYTES,
             "Maximum file size of an adapter.",
+            needs=SWITCHES,
         ),
         Option(
             "default_mm_loras",

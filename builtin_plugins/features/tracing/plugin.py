@@ -19,7 +19,13 @@ def engine_options() -> list[Option]:
     detailed = "Further times in spans: `model` (forward passes), `worker` (whole steps), or `all`."
     return [
         Option("otlp_traces_endpoint", str | None, None, endpoint),
-        Option("collect_detailed_traces", list[str] | None, None, detailed),
+        Option(
+            "collect_detailed_traces",
+            list[str] | None,
+            None,
+            detailed,
+            needs=("otlp_traces_endpoint",),
+        ),
     ]
 
 

@@ -15,7 +15,8 @@ def engine_options() -> list[Option]:
     text = (
         "Inputs that share a scale, with --quantization int8 (default: 128) or int4 (default: 32)."
     )
-    return [Option("quantization_group", Literal[32, 64, 128] | None, None, text)]
+    methods = ("quantization=int8", "quantization=int4", "quantization=experts_int8")
+    return [Option("quantization_group", Literal[32, 64, 128] | None, None, text, needs=methods)]
 
 
 @hookimpl

@@ -17,4 +17,4 @@ def engine_options() -> list[Option]:
         "Let clients load and unload adapters: /v1/load_lora_adapter. Every client with a key may "
         "then name folders of this machine."
     )
-    return [Option("enable_runtime_lora", bool, False, text)]
+    return [Option("enable_runtime_lora", bool, False, text, needs=("enable_lora", "lora_modules"))]

@@ -34,7 +34,7 @@ def test_vllm_names_and_sizes_are_accepted() -> None:
     given = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
-        "engine_id": "one",
+        "kv_buffer_device": "cpu",
         "kv_rank": None,
         "kv_ip": "127.0.0.1",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
@@ -107,6 +107,19 @@ def test_multi_expands_to_tiers_in_order() -> None:
             "kv_parallel_size",
         ),
         ({"kv_transfer_config": {"kv_connector": "disk", "timeout_s": 0}}, "timeout_s"),
+        *(
+            ({"kv_transfer_config": {"kv_connector": name, key: value}}, key)
+            for name in ("offload", "disk", "shared_storage")
+            for key, value in (
+                ("engine_id", "one"),
+                ("kv_buffer_size", 1e6),
+                ("kv_ip", "10.0.0.1"),
+                ("kv_port", 14000),
+                ("kv_buffer_device", "cuda"),
+                ("kv_rank", 1),
+                ("enable_permute_local_kv", True),
+            )
+        ),
         (
             {"kv_transfer_config": {"kv_connector": "disk", "max_bytes_per_step": True}},
             "max_bytes_per_step",

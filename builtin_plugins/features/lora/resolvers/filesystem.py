@@ -17,7 +17,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 @hookimpl
 def engine_options() -> list[Option]:
-    return [Option(OPTION, str | None, None, "Folder to resolve adapters from by name: DIR/NAME.")]
+    text = "Folder to resolve adapters from by name: DIR/NAME."
+    return [Option(OPTION, str | None, None, text, needs=("enable_lora", "lora_modules"))]
 
 
 @hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 @hookimpl
 def engine_options() -> list[Option]:
     text = "Hub repositories with adapters that requests may name: OWNER/NAME, or OWNER/*."
-    return [Option(OPTION, list[str] | None, None, text)]
+    return [Option(OPTION, list[str] | None, None, text, needs=("enable_lora", "lora_modules"))]
 
 
 @hookimpl(optionalhook=True)

@@ -272,5 +272,3 @@ def test_detail_option_accepts_lists_and_commas() -> None:
     assert not read()
     with pytest.raises(ConfigError, match="expected all, model, worker"):
         read("models")
-    with pytest.raises(ConfigError, match="needs an --otlp-traces-endpoint"):
-        TraceSink(EngineConfig(options={"collect_detailed_traces": ["all"]}))
