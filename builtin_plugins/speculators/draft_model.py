@@ -58,13 +58,6 @@ class DraftModel:
             raise ConfigError(
                 "--speculative-config: the method draft_model needs a `model`, a folder or hub id."
             )
-        ranks = config.parallel.tensor_parallel_size
-        if settings.draft_tensor_parallel_size not in (0, ranks):
-            raise ConfigError(
-                "--speculative-config.draft_tensor_parallel_size: got "
-                f"{settings.draft_tensor_parallel_size}; expected --tensor-parallel-size {ranks}, "
-                "because the draft model is split as the target is. Remove it."
-            )
         own = replace(
             config.model,
             model=settings.model,

@@ -40,8 +40,27 @@ ALIASES: Final[Mapping[str, str]] = {
     "qwen3_next_mtp": "mtp",
 }
 """vLLM's other names of methods."""
-IGNORED_KEYS: Final = ("enforce_eager", "disable_padded_drafter_batch", "disable_logprobs")
-"""vLLM's keys without an effect here."""
+IGNORED_KEYS: Final[Mapping[str, tuple[bool, str]]] = {
+    "enforce_eager": (False, "draft models follow --enforce-eager"),
+    "disable_padded_drafter_batch": (False, "draft batches are never padded"),
+    "disable_logprobs": (False, "log-probabilities of accepted tokens are always exact"),
+}
+"""vLLM's keys without an effect here: the accepted value, and why."""
+HEADS: Final = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+BUILTIN: Final = ("ngram", "suffix", "draft_model", *HEADS)
+KEYS_OF_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("suffix", "draft_model", *HEADS),
+    "revision": ("draft_model", *HEADS),
+    "draft_tensor_parallel_size": ("draft_model", *HEADS),
+    "max_model_len": ("draft_model",),
+    "prompt_lookup_max": ("ngram",),
+    "prompt_lookup_min": ("ngram",),
+    "suffix_decoding_max_tree_depth": ("suffix",),
+    "suffix_decoding_max_cached_requests": ("suffix",),
+    "suffix_decoding_max_spec_factor": ("suffix",),
+    "suffix_decoding_min_token_prob": ("suffix",),
+}
+"""Keys that only some of the builtin methods read."""
 DEFAULT_TOKENS: Final[Mapping[str, int]] = {"suffix": 24, "mtp": 3, "eagle": 3, "eagle3": 3}
 """Default `num_speculative_tokens` of methods, if it is not 5."""
 
@@ -53,12 +72,16 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
         given = {"model": config.model.model}
     if not given:
         return None
+    for key, (accepted, reason) in IGNORED_KEYS.items():
+        value = given.pop(key, None)
+        if value not in (None, accepted):
+            raise ConfigError(
+                f"{FLAG}.{key}: got {value!r:.80}; expected {accepted}: {reason}. Remove it."
+            )
     tree = _tree(given.pop("speculative_token_tree", None), given.get("num_speculative_tokens"))
     known = {field.name: type(field.default) for field in fields(SpeculativeConfig)}
     values = {
-        name: _typed(name, value, known)
-        for name, value in given.items()
-        if value is not None and name not in IGNORED_KEYS
+        name: _typed(name, value, known) for name, value in given.items() if value is not None
     }
     if values.get("num_speculative_tokens") == 0:
         raise ConfigError(
@@ -66,6 +89,7 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
             "speculation."
         )
     method = _method(values)
+    _refuse_keys(method, values, config.parallel.tensor_parallel_size)
     head_config = read_head_config(values.get("model", ""))
     tokens = (
         values.get("num_speculative_tokens")
@@ -84,6 +108,26 @@ def settings_of(config: EngineConfig) -> SpeculativeConfig | None:
             "knows the accepted tokens. Remove one of them."
         )
     return settings
+
+
+def _refuse_keys(method: str, values: Mapping[str, Any], num_ranks: int) -> None:
+    """Raise `ConfigError` for a key that the method does not read."""
+    defaults = {field.name: field.default for field in fields(SpeculativeConfig)}
+    for key, methods in KEYS_OF_METHODS.items():
+        value = values.get(key)
+        names_method = key == "model" and value in (method, f"[{method}]")
+        if value in (None, defaults[key]) or names_method or method not in BUILTIN:
+            continue
+        if method not in methods:
+            raise ConfigError(
+                f"{FLAG}.{key}: got {value!r:.80}; the method {method} does not read it (of the "
+                f"methods {', '.join(methods)}). Remove it."
+            )
+        if key == "draft_tensor_parallel_size" and value != num_ranks:
+            raise ConfigError(
+                f"{FLAG}.{key}: got {value}; expected --tensor-parallel-size {num_ranks}, because "
+                "all ranks share the layers. Remove it."
+            )
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:

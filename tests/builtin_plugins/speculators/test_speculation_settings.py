@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.features.speculation.settings import settings_of
+from builtin_plugins.features.speculation.settings import (
+    BUILTIN,
+    HEADS,
+    IGNORED_KEYS,
+    KEYS_OF_METHODS,
+    settings_of,
+)
 from builtin_plugins.speculators.api import SpeculativeConfig
 from core.api import ConfigError
 from core.config.build import config_from_kwargs
@@ -111,11 +117,41 @@ def test_chain_tree_and_ignored_vllm_keys(options: Any) -> None:
     given = {
         "method": "deepseek_mtp",
         "speculative_token_tree": "[(0,), (0, 0)]",
-        "enforce_eager": True,
+        "enforce_eager": False,
     }
     found = read(given, options)
     assert found is not None
     assert (found.method, found.max_draft_tokens, found.tree) == ("mtp", 2, None)
+
+
+@pytest.mark.parametrize("method", BUILTIN)
+def test_key_of_another_method_is_refused_by_name(method: str, options: Any) -> None:
+    values = {"model": "/draft", "revision": "main", "draft_tensor_parallel_size": 1}
+    for key, methods in KEYS_OF_METHODS.items():
+        given = {"method": method, key: values.get(key, 1)}
+        if key == "suffix_decoding_max_spec_factor":
+            given[key] = 0.5
+        if key == "suffix_decoding_min_token_prob":
+            given[key] = 0.5
+        if method in methods:
+            assert read(given, options) is not None
+            continue
+        with pytest.raises(ConfigError, match=rf"^--speculative-config\.{key}: got .* not read it"):
+            read(given, options)
+
+
+@pytest.mark.parametrize("method", ["draft_model", *HEADS])
+def test_draft_ranks_are_those_of_the_model(method: str, options: Any) -> None:
+    given = {"method": method, "draft_tensor_parallel_size": 7}
+    with pytest.raises(ConfigError, match=r"draft_tensor_parallel_size: got 7; expected --tensor"):
+        read(given, options)
+
+
+@pytest.mark.parametrize("key", IGNORED_KEYS)
+def test_key_without_an_effect_is_refused(key: str, options: Any) -> None:
+    assert read({"method": "ngram", key: False}, options) is not None
+    with pytest.raises(ConfigError, match=rf"^--speculative-config\.{key}: got True; expected"):
+        read({"method": "ngram", key: True}, options)
 
 
 @pytest.mark.parametrize("given", ["[(1,), (0,), (0, 0)]", [[0], [1], [0, 0]]])
