@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
 
-from core.api import EngineConfig, Entry, Option, Range, hookimpl
+from core.api import EngineConfig, Entry, Option, hookimpl
 from core.api.telemetry import HttpStats, RequestStats, StepStats
 
 log = logging.getLogger(__name__)
@@ -24,12 +23,6 @@ def engine_options() -> list[Option]:
             bool,
             False,
             "Former spelling of the default: requests are not logged.",
-        ),
-        Option(
-            "max_log_len",
-            Annotated[int, Range(0, 1 << 40)] | None,
-            None,
-            "Accepted as in vLLM; no text of a request is ever logged.",
         ),
     ]
 

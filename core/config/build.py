@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from core.config.fields import OPTIONS, Field, FieldTable, PluginOptions
@@ -158,8 +159,10 @@ def _refuse_ineffective(table: FieldTable, merged: Layer) -> None:
         found = table.by_name[name]
         if not found.needs or setting.value == found.default:
             continue
-        given = {key: merged[key].value for key in merged if merged[key].value}
-        if not {*given, *(f"{key}={value}" for key, value in given.items())} & {*found.needs}:
+        given = [(key, f"{key}={merged[key].value}") for key in merged if merged[key].value]
+        if not any(
+            fnmatchcase(each, need) for pair in given for each in pair for need in found.needs
+        ):
             flags = " or ".join("--" + need.replace("_", "-") for need in found.needs)
             message = f"{found.flag}: got {setting.value!r:.80}; it has no effect without {flags}. "
             raise ConfigError(_with_origins(f"{message}Add that, or remove {found.flag}.", merged))

@@ -42,7 +42,7 @@ class Option:
     names_plugin: bool = False
     """True: the value is a plugin's file or module, loaded like `--plugins +VALUE`."""
     needs: tuple[str, ...] = ()
-    """Settings of which one must be set (`name`, or `name=value`) for this one to have an effect.
+    """Settings of which one must be set (`name`, or `name=pattern`) for this one to have an effect.
 
     Without any of them another value than the default is refused.
     """

@@ -104,9 +104,7 @@ class MetricSinks:
 
 
 class RequestMeter:
-    """Counts the tokens of each delivery, and records every
-    finished request.
-    """
+    """Counts the tokens of each delivery, and records every finished request."""
 
     def __init__(self, sinks: MetricSinks) -> None:
         self._sinks = sinks
@@ -155,6 +153,7 @@ class RequestMeter:
                 n=client.sampling.n,
                 max_tokens=client.sampling.max_tokens,
                 request_id=client.request_id,
+                output_token_ids=[each.token_ids for each in client.sequences.values()],
                 extra_fields=client.extra_fields,
                 engine=client.engine,
             )

@@ -83,6 +83,8 @@ class RequestOutput:
     """Counters of features for this request, for metrics."""
     trace: Any = None
     """Trace data of a feature, until the request's end."""
+    output_log: Any = None
+    """What the outputs are logged with at the request's end."""
     pooled: Any = None
     """Output of a pooling model (`core.types.pooling.Pooled`)."""
 
@@ -94,6 +96,7 @@ EXTRA_FIELDS: Final = frozenset(
         "encoder_prompt_token_ids",
         "kv_transfer_params",
         "lora_request",
+        "output_log",
         "refusal",
         "trace",
     }

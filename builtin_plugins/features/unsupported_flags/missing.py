@@ -189,10 +189,5 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "enable_mfu_metrics": (bool, False),
         "enable_logging_iteration_details": (bool, False),
     },
-    "HTTP server setting": {
-        "middleware": (list[str], []),
-        "enable_log_outputs": (bool, False),
-        "log_error_stack": (bool, False),
-    },
 }
 """Options by missing feature, as (type, vLLM's default)."""

@@ -97,7 +97,7 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "every VLLM_* variable is named at the start, and those that guard stop it": {
         "fail_on_environ_validation": (bool, False),
     },
-    "outputs are never logged": {"enable_log_deltas": (bool, True)},
+    "outputs are logged once, when they have ended": {"enable_log_deltas": (bool, True)},
     "the description at /openapi.json has no pages that load scripts": {
         "enable_offline_docs": (bool, False),
     },

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from core.api import AllowEmpty, EngineConfig, Entry, Option, Range, hookimpl
 from core.api.models import ModelSource
+
+NEEDS: Final = ("model=scripted:*",)
 
 
 @hookimpl(tryfirst=True)
@@ -50,12 +52,14 @@ def engine_options() -> list[Option]:
             Annotated[float, Range(0.001, 1e9)] | None,
             None,
             "Tokens per second of each request; default: no limit.",
+            needs=NEEDS,
         ),
         Option(
             "scripted_fail_at_token",
             Annotated[int, Range(1, 1 << 24)] | None,
             None,
             "Every request fails at its N-th token, from 1.",
+            needs=NEEDS,
         ),
         Option(
             "scripted_answers",
@@ -65,18 +69,27 @@ def engine_options() -> list[Option]:
             "`prompt`, `answer` and "
             "`fail_at_token`. Objects with a `prompt` answer that message; the others go to new "
             "prompts in turn.",
+            needs=NEEDS,
         ),
-        Option("scripted_special_tokens", list[str], [], "Texts that are one special token each."),
+        Option(
+            "scripted_special_tokens",
+            list[str],
+            [],
+            "Texts that are one special token each.",
+            needs=NEEDS,
+        ),
         Option(
             "scripted_tokens",
             list[Annotated[str, AllowEmpty()]],
             [],
             "Texts that are one token each and stay in the output.",
+            needs=NEEDS,
         ),
         Option(
             "scripted_max_model_len",
             Annotated[int, Range(2, 1 << 24)],
             32768,
             "Context length of the scripted model.",
+            needs=NEEDS,
         ),
     ]

@@ -16,7 +16,7 @@ def engine_routes() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     profiler = (
-        'For /start_profile and /stop_profile: {"torch_profiler_dir": DIR}, and options of '
+        'Serve /start_profile and /stop_profile: {"torch_profiler_dir": DIR}, and options of '
         "torch's profiler."
     )
     calls = "Calls of features (feature.verb) that /collective_rpc may make."
@@ -27,7 +27,7 @@ def engine_options() -> list[Option]:
             False,
             "Serve routes for operators, with the key of all others.",
         ),
-        Option("operator_calls", list[str], [], calls),
+        Option("operator_calls", list[str], [], calls, needs=("enable_operator_routes",)),
         Option(
             "enable_sleep_mode",
             bool,
@@ -40,8 +40,14 @@ def engine_options() -> list[Option]:
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    from builtin_plugins.routes.operator import profiling  # lazy: quick start
+    from core.api.features import llm_methods
+
     pauses = bool(config.options.get("enable_operator_routes"))
     extensions = list[Any]()
+    llm_methods(registry).update(
+        start_profile=profiling.start_profile, stop_profile=profiling.stop_profile
+    )
     if pauses:
         from builtin_plugins.routes.operator.pausing import PauseExtension  # lazy: quick start
 
@@ -49,7 +55,6 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     if config.options.get("enable_sleep_mode"):
         from builtin_plugins.metric_sinks.api import gauge_providers
         from builtin_plugins.routes.operator import sleep  # lazy: quick start
-        from core.api.features import llm_methods
 
         extension = sleep.SleepExtension(parks=pauses)
         extensions.append(extension)
@@ -71,8 +76,6 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     extensions: list[Any] = []
     if config.options.get("enable_sleep_mode"):
         extensions.append(MemoryReleaser(registry))
-    if not config.options.get("enable_operator_routes"):
-        return extensions
     settings = Settings.of(config.options.get("profiler_config") or {})
     if settings is not None:
         extensions.append(StepProfiler(settings, config.options.get("data_parallel_rank")))

@@ -1,4 +1,5 @@
-"""Worker extension of `/start_profile` and `/stop_profile`: torch's profiler, one file per rank.
+"""Profiles of steps with torch's profiler, one file per rank: `/start_profile`, `/stop_profile`,
+and methods of `LLM`.
 
 `--profiler-config` names the folder, with vLLM's keys.
 """
@@ -10,11 +11,11 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import msgspec
 
-from core.api import ConfigError
+from core.api import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME: Final = "profiling"
+OPTION: Final = "profiler_config"
+FLAG: Final = "--profiler-config"
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """`--profiler-config`."""
 
-    profiler: Literal["torch"] = "torch"
+    profiler: Any = "torch"
     torch_profiler_dir: Annotated[str, msgspec.Meta(min_length=1)]
     torch_profiler_with_stack: bool = True
     torch_profiler_with_flops: bool = False
@@ -38,9 +41,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     torch_profiler_record_shapes: bool = False
     torch_profiler_with_memory: bool = False
     torch_profiler_dump_cuda_time_total: bool = True
-    """Accepted; the log always has the sums by op."""
+    """Log the sums of times by op."""
     ignore_frontend: bool = True
-    """Accepted; the API process is never profiled."""
+    """The API process is never profiled."""
     delay_iterations: Count = 0
     """Steps to skip after the start."""
     max_iterations: Count = 0
@@ -51,12 +54,41 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         """Return the settings, or None without any. Raises `ConfigError`."""
         if not given or given.get("profiler", "torch") is None:
             return None
+        for key, expected in (("profiler", "torch"), ("ignore_frontend", True)):
+            if given.get(key, expected) != expected:
+                raise ConfigError(
+                    f"{FLAG}.{key}: got {given[key]!r:.80}; expected {expected!r}. Remove it."
+                )
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `$")
             raise ConfigError(
-                f"--profiler-config: {error}; give torch_profiler_dir, a folder for traces."
+                f"{FLAG}{path.rstrip('`')}: {text[:1].lower()}{text[1:]}. Give at least "
+                "torch_profiler_dir, a folder for traces."
             ) from error
+
+
+def start_profile(llm: Any) -> None:
+    """Start the profiler of all ranks. Raises `InvalidRequest` without `profiler_config`."""
+    _call(llm, "start")
+
+
+def stop_profile(llm: Any) -> list[str]:
+    """Stop the profiler; return the trace files of the ranks."""
+    return [answer["file"] for answer in _call(llm, "stop") if answer.get("file")]
+
+
+def _call(llm: Any, verb: str) -> list[dict[str, str]]:
+    if Settings.of(llm.config.options.get(OPTION) or {}) is None:
+        raise InvalidRequest(
+            OPTION, "is not set; make the LLM with profiler_config={'torch_profiler_dir': DIR}."
+        )
+    answers = [json.loads(answer) for answer in llm.collective_rpc(f"{NAME}.{verb}")]
+    for answer in answers:
+        if "error" in answer:
+            raise InvalidRequest(OPTION, f"{answer['error']}.")
+    return answers
 
 
 class StepProfiler:
@@ -151,5 +183,7 @@ class StepProfiler:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._prefix}rank{self._rank}.{time.time_ns()}.pt.trace.json{suffix}"
         stopped.export_chrome_trace(str(path))
-        log.info("%s", stopped.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
+        if self._settings.torch_profiler_dump_cuda_time_total:
+            sums = stopped.key_averages().table(sort_by="self_cpu_time_total", row_limit=20)
+            log.info("%s", sums)
         return str(path)

@@ -86,8 +86,7 @@ class OperatorRoutes:
         self._strict = bool(options.get("strict_fields"))
         is_on = self._is_on and bool(options.get("enable_sleep_mode"))
         self._sleep = SleepRoutes(engine, self._pausing, self._end, is_on=is_on)
-        settings = Settings.of(options.get("profiler_config") or {}) if self._is_on else None
-        self._profiles = settings is not None
+        self._profiles = Settings.of(options.get("profiler_config") or {}) is not None
         if self._is_on and not options.get("api_key"):
             log.warning(
                 "every client of the port may pause the server and read its settings; "
@@ -95,12 +94,15 @@ class OperatorRoutes:
             )
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes; without the switch none, or only `/abort_requests`."""
-        aborts = [Route("/abort_requests", self._abort, methods=["POST"])] if self._aborts else []
+        """Return the routes; without the switch only those that another option serves."""
+        own = [Route("/abort_requests", self._abort, methods=["POST"])] if self._aborts else []
+        if self._is_on or self._profiles:
+            own.append(Route("/start_profile", self._start_profile, methods=["POST"]))
+            own.append(Route("/stop_profile", self._stop_profile, methods=["POST"]))
         if not self._is_on:
-            return aborts
+            return own
         return [
-            *aborts,
+            *own,
             Route("/pause", self._pause, methods=["POST"]),
             Route("/resume", self._resume, methods=["POST"]),
             Route("/is_paused", self._is_paused, methods=["GET"]),
@@ -108,8 +110,6 @@ class OperatorRoutes:
             Route("/server_info", self._server_info, methods=["GET"]),
             Route("/collective_rpc", self._call, methods=["POST"]),
             *self._sleep.routes(),
-            Route("/start_profile", self._start_profile, methods=["POST"]),
-            Route("/stop_profile", self._stop_profile, methods=["POST"]),
             *(
                 Route(path, self._refuse, methods=[method])
                 for path, (method, _) in _MISSING.items()

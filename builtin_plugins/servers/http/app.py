@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from builtin_plugins.servers.contract import RouteGroup
 from builtin_plugins.servers.http.guard import Guard
 from builtin_plugins.servers.http.limits import Limits
+from builtin_plugins.servers.http.middleware import wrap
 from builtin_plugins.servers.http.openapi import PATH, document
 from core.api import ConfigError
 from core.api.telemetry import HttpStats
@@ -75,6 +76,7 @@ class EngineApp(FastAPI):
             error_forms=self._error_forms,
             methods=_methods(routes),
             request_id_headers=bool(options.get("enable_request_id_headers")),
+            logs_stacks=bool(options.get("log_error_stack")),
             measure=measure,
             missing_paths={
                 path: reason
@@ -108,11 +110,12 @@ class EngineApp(FastAPI):
         )
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the guard, wrapped by route groups, and by CORS if origins are allowed."""
+        """Return the guard, wrapped by route groups, `--middleware`, and CORS with origins."""
         options = self._options
         app: ASGIApp = self.guard
         for group in self._groups.values():
             app = group.around(app) if hasattr(group, "around") else app
+        app = wrap(app, options.get("middleware") or ())
         origins = options.get("allowed_origins") or []
         if not origins:
             return app

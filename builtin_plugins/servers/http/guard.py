@@ -48,6 +48,7 @@ class Guard:
         tenant_header: str = "",
         public_paths: Collection[str] = (),
         request_id_headers: bool = False,
+        logs_stacks: bool = False,
         template_of: Callable[[str], str] = lambda path: "",
         error_forms: Mapping[str, Form] | None = None,
         methods: Mapping[str, str] | None = None,
@@ -68,6 +69,7 @@ class Guard:
         self._write_batch = WriteBatch()
         self._public = frozenset(public_paths)
         self._request_id_headers = request_id_headers
+        self._logs_stacks = logs_stacks
         self._template_of = template_of
         self._error_forms = error_forms or {}
         self._methods = methods or {}
@@ -156,6 +158,10 @@ class Guard:
         """Return the answer to an exception, with the request's id or a new one."""
         state = scope["state"]
         known = state.get("request_id") or _request_id(scope).decode() or secrets.token_hex(16)
+        if self._logs_stacks:
+            log.error(
+                "%s %s failed", scope.get("method", "WebSocket"), scope["path"], exc_info=error
+            )
         if isinstance(error, Refused):
             return error.answer
         if isinstance(error, PluginError):

@@ -68,6 +68,19 @@ def engine_options() -> list[Option]:
             "JSON file with a logging configuration (Python's dictConfig).",
         ),
         Option(
+            "log_error_stack",
+            bool,
+            False,
+            "Log the stack trace of each error that a request is answered with.",
+        ),
+        Option(
+            "middleware",
+            list[str],
+            [],
+            "ASGI middleware around all routes, by import path: classes, or coroutine functions of "
+            "(request, call_next); the last one is outermost.",
+        ),
+        Option(
             "disable_fastapi_docs", bool, False, "No description of the routes at /openapi.json."
         ),
     ]
@@ -93,9 +106,27 @@ def _access() -> list[Option]:
             [],
             "Web origins that browsers may call from (CORS); `*` for all.",
         ),
-        Option("allowed_methods", list[str], ["*"], "HTTP methods they may use."),
-        Option("allowed_headers", list[str], ["*"], "Request headers they may send."),
-        Option("allow_credentials", bool, False, "They may send cookies and the like."),
+        Option(
+            "allowed_methods",
+            list[str],
+            ["*"],
+            "HTTP methods they may use.",
+            needs=("allowed_origins",),
+        ),
+        Option(
+            "allowed_headers",
+            list[str],
+            ["*"],
+            "Request headers they may send.",
+            needs=("allowed_origins",),
+        ),
+        Option(
+            "allow_credentials",
+            bool,
+            False,
+            "They may send cookies and the like.",
+            needs=("allowed_origins",),
+        ),
         Option(
             "ssl_certfile",
             str | None,

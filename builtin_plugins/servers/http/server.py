@@ -27,6 +27,7 @@ from builtin_plugins.servers.contract import RouteGroup
 from builtin_plugins.servers.http.app import EngineApp
 from builtin_plugins.servers.http.connections import AcceptErrorHandler, check_all, protocol
 from builtin_plugins.servers.http.limits import Limits, open_more_files
+from builtin_plugins.servers.http.middleware import load_middleware
 from builtin_plugins.servers.http.sockets import (
     BACKLOG,
     DEFAULT_CIPHERS,
@@ -94,6 +95,8 @@ class HttpServer:
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
+        for path in config.options.get("middleware") or ():
+            load_middleware(path)
         _check_loop(config.options)
         _shutdown_timeout(config.options)
         close(listen(config.options), config.options)

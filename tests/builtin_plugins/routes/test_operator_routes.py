@@ -24,10 +24,10 @@ from builtin_plugins.routes.responses.routes import ResponsesRoutes
 from builtin_plugins.routes.tokens.generate import TokenRoutes
 from builtin_plugins.routes.tokens.tokenize import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
-from core import AsyncLLM
+from core import LLM, AsyncLLM
 from core.api.execution import CallAnswer
 from core.config import EngineConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, InvalidRequest
 from core.plugin import load_plan, make_plan
 from core.testing.echo_engine import EchoEngine
 from tests.timeouts import TIMEOUT_S
@@ -533,12 +533,67 @@ def test_profile_writes_one_file_per_rank(pausable: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"torch_profiler_dir": ""}, {"profiler": "cuda"}, {"torch_profiler_dri": "x"}]
+    ("given", "message"),
+    [
+        ({"torch_profiler_dir": ""}, "torch_profiler_dir: expected `str` of length >= 1"),
+        ({"torch_profiler_dri": "x"}, "object contains unknown field `torch_profiler_dri`"),
+        ({"profiler": "torch"}, "object missing required field `torch_profiler_dir`"),
+        ({"profiler": "cuda"}, "profiler: got 'cuda'; expected 'torch'. Remove it."),
+        (
+            {"torch_profiler_dir": "x", "ignore_frontend": False},
+            "ignore_frontend: got False; expected True. Remove it.",
+        ),
+    ],
 )
-def test_invalid_profiler_config_names_flag(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--profiler-config"):
+def test_invalid_profiler_config_names_key(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         Settings.of(given)
+    assert str(caught.value).startswith("--profiler-config")
+    assert message in str(caught.value)
     assert Settings.of({}) is None
+
+
+def test_profiler_config_alone_serves_the_profile_routes(tmp_path: Path) -> None:
+    config = {"torch_profiler_dir": str(tmp_path)}
+    called = Called()
+    api = Api(called, profiler_config=config)
+    assert api.call("POST", "/pause").status_code == 404
+    api.call("POST", "/start_profile")
+    api.call("POST", "/stop_profile")
+    assert [name for name, _ in called.calls] == ["profiling.start", "profiling.stop"]
+    for path in ("/start_profile", "/stop_profile"):
+        assert (
+            Api(EchoEngine(), profiler_config=config, api_key=["one"]).post(path).status_code == 401
+        )
+
+
+@pytest.mark.parametrize("logs_sums", [True, False])
+def test_llm_profiles_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, logs_sums: bool
+) -> None:
+    config = {
+        "torch_profiler_dir": str(tmp_path),
+        "torch_profiler_dump_cuda_time_total": logs_sums,
+        "torch_profiler_use_gzip": False,
+        "torch_profiler_with_stack": False,
+    }
+    with LLM("scripted:", max_model_len=64, profiler_config=config) as llm:
+        with pytest.raises(InvalidRequest, match="no profile is under way"):
+            llm.stop_profile()
+        llm.start_profile()
+        llm.generate("one", use_tqdm=False)
+        with caplog.at_level(logging.INFO):
+            (file,) = llm.stop_profile()
+    assert json.loads(Path(file).read_text())["traceEvents"]
+    assert ("Self CPU" in caplog.text) == logs_sums
+
+
+def test_llm_without_profiler_config_names_it() -> None:
+    with (
+        LLM("scripted:", max_model_len=64) as llm,
+        pytest.raises(InvalidRequest, match="profiler_config: is not set"),
+    ):
+        llm.start_profile()
 
 
 def test_server_info_shows_plugin_faults(pausable: Api) -> None:

@@ -35,6 +35,15 @@ def read(**keywords: Any) -> None:
     assemble(TABLE, [layer_from_keywords(TABLE, keywords)])
 
 
+def with_needs(need: str) -> dict[str, Any]:
+    """Return a needed setting, and what it needs itself."""
+    name, _, value = need.partition("=")
+    needed = TABLE.by_name[name]
+    assert not needed.refuse
+    more = with_needs(needed.needs[0]) if needed.needs else {}
+    return {name: value.rstrip("*") or value_of(needed), **more}
+
+
 @pytest.mark.parametrize("found", DEPENDENT, ids=lambda found: found.name)
 def test_option_without_what_it_needs_is_refused_by_name(found: Field) -> None:
     with pytest.raises(ConfigError, match=rf"^{found.flag}: got .* has no effect without --"):
@@ -48,10 +57,7 @@ def test_option_without_what_it_needs_is_refused_by_name(found: Field) -> None:
     ids=lambda each: getattr(each, "name", each),
 )
 def test_option_with_what_it_needs_is_accepted(found: Field, need: str) -> None:
-    name, _, value = need.partition("=")
-    needed = TABLE.by_name[name]
-    assert not needed.refuse
-    read(**{found.name: value_of(found), name: value or value_of(needed)})
+    read(**{found.name: value_of(found), **with_needs(need)})
 
 
 def test_switch_that_is_off_does_not_count_as_set() -> None:

@@ -1,0 +1,1 @@
+"""Load reports in answers: ORCA's header, with which a proxy balances servers."""

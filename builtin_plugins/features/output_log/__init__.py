@@ -1,0 +1,1 @@
+"""Log lines with the text of outputs (`--enable-log-outputs`)."""
