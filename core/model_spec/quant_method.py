@@ -142,6 +142,8 @@ class QuantMethod(Protocol):
       None`, `head(prefix) -> LinearMethod | None`; None: weights as stored.
     - `kv_dtype(prefix) -> str | None`: KV cache dtype of this attention; None: the
       model's.
+    - `check_used()`: called when the model is built; raises `ModelError` if the method applies to
+      none of its layers.
     - `set_checkpoint_dtypes(dtypes: Mapping[str, torch.dtype])`: called first with the
       dtype of each checkpoint tensor, if the loader knows them.
     - `reads: tuple[str, ...]`: other methods; it reads their checkpoints too. Aliases

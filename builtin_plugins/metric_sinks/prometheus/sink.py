@@ -49,6 +49,7 @@ class PrometheusSink:
         self._prefix = _checked(config.options.get("metrics_prefix", "engine_"))
         self._labels = {"model_name": names[0]}
         self._cache_labels: dict[str, str] = {}
+        self._set_blocks = str(config.cache.num_gpu_blocks_override)
         self._answers: Sequence[bytes] = ()
         """Last answers of the engines' processes."""
         given = config.options.get("custom_histogram_buckets")
@@ -72,7 +73,9 @@ class PrometheusSink:
         """Store the resolved cache settings."""
         cache = config.cache
         labels = {name: str(getattr(cache, name)) for name in type(cache).__dataclass_fields__}
-        self._cache_labels = {**labels, "num_gpu_blocks": str(cache.num_gpu_blocks_override)}
+        # the resolved setting is the number of blocks, whether it was set or not
+        labels["num_gpu_blocks"] = labels["num_gpu_blocks_override"]
+        self._cache_labels = {**labels, "num_gpu_blocks_override": self._set_blocks}
 
     def step(self, stats: StepStats) -> None:
         """Count one engine step."""

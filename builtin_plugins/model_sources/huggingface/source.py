@@ -118,7 +118,14 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
 
 
 def _refuse_variants(stated: Mapping[str, Any], path: Path) -> None:
-    """Raise `ModelError` for attention variants that no architecture supports."""
+    """Raise `ModelError` for attention variants and processors that no architecture supports."""
+    processor = stated.get("io_processor_plugin")
+    if processor:
+        raise ModelError(
+            f"io_processor_plugin in {path}: got {processor!r:.80}; expected none, because custom "
+            "input and output processors are not served. Leave it out with --hf-overrides "
+            """'{"io_processor_plugin": null}'."""
+        )
     chunks = stated.get("dual_chunk_attention_config")
     if chunks:
         size = chunks.get("chunk_size") if isinstance(chunks, Mapping) else None

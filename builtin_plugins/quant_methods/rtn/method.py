@@ -94,6 +94,7 @@ class ExpertsInt8:
 
     def __init__(self, stated: Any, config: EngineConfig) -> None:
         self._rtn = Int8(stated, config)
+        self._has_experts = False
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return the method for plain weights."""
@@ -102,7 +103,16 @@ class ExpertsInt8:
 
     def experts(self, prefix: str) -> ExpertsMethod:
         """Return a new experts method."""
+        self._has_experts = True
         return self._rtn.experts(prefix)
+
+    def check_used(self) -> None:
+        """Raise `ModelError` for a model without experts."""
+        if not self._has_experts:
+            raise ModelError(
+                "--quantization: got experts_int8; expected a model with experts, and this one has "
+                "none. Use int8 to round all of its layers."
+            )
 
 
 class Int4(RoundToNearest):

@@ -42,7 +42,8 @@ def wrap(app: ASGIApp, paths: Sequence[str]) -> ASGIApp:
     for path in paths:
         found = load_middleware(path)
         if inspect.isclass(found):
-            app = found(app)
+            make: Any = found
+            app = make(app)
         else:
             app = BaseHTTPMiddleware(app, dispatch=found)
     return app

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 from core.config import EngineConfig
+from core.config.sections import CacheConfig
 from core.contracts.attention import AttentionBackend
 from core.contracts.models import BuildContext, Model, ModelSource, ModuleSpec, WeightLoader
 from core.contracts.registry import Registry
@@ -27,7 +28,7 @@ from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
-from core.models.layers.kv_cache import DTYPE_ALIASES
+from core.models.layers.kv_cache import DTYPE_ALIASES, ONE_BYTE_DTYPES
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
 from core.models.layers.weights import check_finite
 from core.models.ops.table import choose_ops
@@ -37,6 +38,11 @@ log = logging.getLogger(__name__)
 
 ANY = "any architecture"
 """Capability of entries that build any architecture."""
+STATE_FIELDS: Final = ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
+"""Settings of recurrent layers without an effect on others."""
+WINDOWS: Final = {"sliding_window": "window", "attention_chunk_size": "chunk"}
+"""Windows that a config.json may state, and their attributes of attention layers."""
+DEFAULT_CACHE: Final = CacheConfig()
 NATIVE = ("native", "vllm")
 """Values of `--model-impl` for an architecture's own entry; "vllm" is vLLM's name."""
 
@@ -52,11 +58,12 @@ def load_model(
     group: ParallelGroup,
     pipeline: Pipeline,
     facts: Mapping[str, Any] | None = None,
+    is_companion: bool = False,
 ) -> tuple[Model, BuildContext]:
     """Return the loaded model and its build context.
 
-    `facts` are the platform's, for the choice of op implementations. Raises `ModelError` with one
-    block for any error of the checkpoint.
+    `facts` are the platform's, for the choice of op implementations. A companion model need not
+    use every setting. Raises `ModelError` with one block for any error of the checkpoint.
     """
     started = time.monotonic()
     spec, _ = read_model(config, source, registry)
@@ -80,12 +87,20 @@ def load_model(
         if isinstance(spec, DecoderSpec) and hasattr(loader, "headers"):
             pass_checkpoint_dtypes(context.quant, spec.names, loader.headers())
         model = _build(spec, context)
-        check_cached(model, config)
+        _report_unused_windows(spec, source)
+        is_whole = not is_companion and pipeline.size == 1
+        if is_whole:
+            _check_quantized(context.quant)
+        if model.kv_layers:
+            check_cached(model, config, is_whole=is_whole)
         _expect(loader, model)
         tensors = check_finite(
             _with_progress(loader, config.load.use_tqdm_on_load), loader, source.path or source.name
         )
+        waits_for_weights = not model.kv_layers  # transformers' modules find their caches then
         model.load_weights(tensors)
+        if waits_for_weights:
+            check_cached(model, config, is_whole=is_whole)
     log.info("%s loaded in %.1f s", source.name, time.monotonic() - started)
     return model, context
 
@@ -108,6 +123,7 @@ def load_companion_model(
         group=built.group,
         pipeline=built.pipeline,
         facts=parts.facts,
+        is_companion=True,
     )
     return model
 
@@ -235,17 +251,62 @@ def _build(spec: DecoderSpec | ModuleSpec, context: BuildContext) -> Model:
         ) from error
 
 
-def check_cached(model: Model, config: EngineConfig) -> None:
-    """Raise `ModelError` if no layer uses the KV cache dtype of the flag."""
-    flag = config.cache.kv_cache_dtype
-    dtypes = {
-        layer.spec.dtype for layer in model.kv_layers if not isinstance(layer.spec, RecurrentState)
-    }
-    if dtypes and flag != "auto" and DTYPE_ALIASES.get(flag, flag) not in dtypes:
+def check_cached(model: Model, config: EngineConfig, *, is_whole: bool = True) -> None:
+    """Raise `ModelError` if no layer uses a setting of the cache.
+
+    A companion model, or one stage of several, is not whole: it need not use every setting.
+    """
+    cache = config.cache
+    flag = cache.kv_cache_dtype
+    specs = [layer.spec for layer in model.kv_layers]
+    dtypes = {spec.dtype for spec in specs if not isinstance(spec, RecurrentState)}
+    if (dtypes or is_whole) and flag != "auto" and DTYPE_ALIASES.get(flag, flag) not in dtypes:
+        supported = ", ".join(sorted(dtypes)) or "none, it caches no keys and values"
         raise ModelError(
             f"--kv-cache-dtype {flag}: no layer of this model supports it (supported: "
-            f"{', '.join(sorted(dtypes))}); remove the flag."
+            f"{supported}); remove the flag."
         )
+    if not is_whole:
+        return
+    if cache.calculate_kv_scales and not dtypes & {*ONE_BYTE_DTYPES}:
+        raise ModelError(
+            "--calculate-kv-scales: got True; expected a KV cache of one byte per value, not "
+            f"{', '.join(sorted(dtypes)) or 'none'}. Add --kv-cache-dtype fp8, or remove it."
+        )
+    if any(isinstance(spec, RecurrentState) for spec in specs):
+        return
+    for name in STATE_FIELDS:
+        value = getattr(cache, name)
+        if value != getattr(DEFAULT_CACHE, name):
+            raise ModelError(
+                f"--{name.replace('_', '-')}: got {value!r}; expected a model with recurrent "
+                "layers, and this one has none. Remove it."
+            )
+
+
+def _check_quantized(quant: Any) -> None:
+    """Raise `ModelError` if the quantization method of the flag applies to no layer."""
+    check_used: Callable[[], None] | None = getattr(quant, "check_used", None)
+    if check_used is not None:
+        check_used()
+
+
+def _report_unused_windows(spec: DecoderSpec | ModuleSpec, source: ModelSource) -> None:
+    """Log a window of the config that no layer has, as in transformers' class of the model."""
+    if not isinstance(spec, DecoderSpec):
+        return
+    config = getattr(source.hf_config, "text_config", None) or source.hf_config
+    stated = config if isinstance(config, Mapping) else vars(config)
+    if stated.get("use_sliding_window") is False:
+        return
+    own = [layer.attention for layer in spec.layers if layer.attention is not None]
+    for key, name in WINDOWS.items():
+        size = stated.get(key)
+        if size and not any(getattr(layer, name, None) for layer in own):
+            log.warning(
+                "%s: config.json states %s %s; no layer of %s uses it, so all attention is full",
+                *(source.name, key, size, source.architecture),
+            )
 
 
 def weight_loader(config: EngineConfig, source: ModelSource, registry: Registry) -> WeightLoader:

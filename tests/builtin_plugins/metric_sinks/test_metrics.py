@@ -414,6 +414,7 @@ def test_cache_settings_are_labels():
     for label in (
         'block_size="16"',
         'num_gpu_blocks="7"',
+        'num_gpu_blocks_override="None"',
         'enable_prefix_caching="True"',
         'engine="0"',
     ):
