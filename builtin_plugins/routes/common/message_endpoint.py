@@ -27,7 +27,7 @@ from builtin_plugins.routes.common.fields import (
 )
 from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.pipeline import AnswerEncoder, ChatPipeline, PreparedChat
-from builtin_plugins.routes.common.request_ids import engine_id
+from builtin_plugins.routes.common.request_ids import engine_id, with_client_id
 from builtin_plugins.routes.common.requests import ModelChoice, choose_model, respond
 from builtin_plugins.routes.common.streams import typed_event
 from core.api import InvalidRequest
@@ -169,7 +169,7 @@ class MessageEndpoint(Generic[F]):
         fields.messages = []  # they may be large, and the answer may take long
         writer = self._protocol.writer(fields, model.name)
         chat = await self._pipeline.prepare(conversation)
-        return _Job(chat, writer, engine_id(writer.answer["id"]))
+        return _Job(chat, writer, engine_id(with_client_id(writer.answer["id"], request.headers)))
 
     async def _whole(self, job: _Job) -> dict[str, Any]:
         answer = self._pipeline.answer(job.chat)

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from builtin_plugins.routes.common.request_ids import MAX_CLIENT_ID, client_id_of
 from builtin_plugins.routes.openai.fields import CommonFields
 from builtin_plugins.routes.openai.request_metrics import metrics_fields
 from core.api import InvalidRequest, RequestOutput
@@ -141,10 +142,10 @@ def extension_fields(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
 
 def answer_id(request: Request, fields: CommonFields, prefix: str) -> str:
     """Return the id of an answer: the client's own, or a random one."""
-    given = fields.request_id or request.headers.get("x-request-id", "")
+    given = fields.request_id or client_id_of(request.headers)
     if fields.request_id and not fields.request_id.isprintable():
         raise InvalidRequest("request_id", "must be printable.")
-    usable = given and len(given) <= 200 and given.isprintable()
+    usable = given and len(given) <= MAX_CLIENT_ID and given.isprintable()
     return f"{prefix}-{given if usable else secrets.token_hex(16)}"
 
 

@@ -27,7 +27,7 @@ from builtin_plugins.routes.common.media_parts import served_modalities
 from builtin_plugins.routes.common.pipeline import (
     ChatPipeline,
 )
-from builtin_plugins.routes.common.request_ids import engine_id
+from builtin_plugins.routes.common.request_ids import engine_id, with_client_id
 from builtin_plugins.routes.common.requests import (
     ModelChoice,
     choose_model,
@@ -174,7 +174,7 @@ class Responses:
             request,
             lambda: {**parsed.others, **msgspec.to_builtins(parsed.fields)},
             answer_id=answer_id,
-            run_id=engine_id(answer_id),
+            run_id=engine_id(with_client_id(answer_id, request.headers)),
             created=now(),
         )
 
@@ -269,7 +269,9 @@ class Responses:
         return ResponseJob(
             chat=chat,
             writer=writer,
-            run_id=engine_id(response_id) if recorded is None else recorded.opened.run_id,
+            run_id=engine_id(with_client_id(response_id, request.headers))
+            if recorded is None
+            else recorded.opened.run_id,
             is_stored=is_stored,
             session=session,
             chain=() if session is None else chain,

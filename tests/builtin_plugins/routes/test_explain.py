@@ -9,10 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
+from builtin_plugins.routes.cohere.routes import CohereRoutes
 from builtin_plugins.routes.common.request_ids import id_aliases
 from builtin_plugins.routes.explain.history import MAX_REQUESTS, RecentRequests
 from builtin_plugins.routes.explain.routes import ExplainRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
+from builtin_plugins.routes.responses.routes import ResponsesRoutes
+from builtin_plugins.routes.tokens.generate import TokenRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
 from core.api.telemetry import HttpStats, RequestStats
@@ -26,6 +30,7 @@ def engine() -> Iterator[AsyncLLM]:
     engine = AsyncLLM(
         "scripted:",
         enable_operator_routes=True,
+        tokens_only=True,
         disable_frontend_multiprocessing=True,
         scripted_tokens_per_second=40,
         max_model_len=512,
@@ -42,7 +47,15 @@ def engine() -> Iterator[AsyncLLM]:
 class Api:
     def __init__(self, engine: AsyncLLM) -> None:
         config = engine.config
-        groups = {"openai": OpenAIRoutes(engine, config), "explain": ExplainRoutes(engine, config)}
+        makers = {
+            "openai": OpenAIRoutes,
+            "responses": ResponsesRoutes,
+            "anthropic": AnthropicRoutes,
+            "cohere": CohereRoutes,
+            "tokens": TokenRoutes,
+            "explain": ExplainRoutes,
+        }
+        groups = {name: make(engine, config) for name, make in makers.items()}
         self.app = HttpServer(engine, config, groups).app
 
     async def send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -138,3 +151,26 @@ def test_id_aliases_include_answer_ids() -> None:
     assert {"cmpl-7", "cmpl-7-0"} <= id_aliases("cmpl-7-0-ab12#3")
     assert {"cmpl-a#b", "cmpl-a#3"} <= id_aliases("cmpl-a#b-ab12") | id_aliases("cmpl-a#3-ab12#1")
     assert "" not in id_aliases("x")
+
+
+BODIES = {
+    "/v1/completions": {"prompt": "one", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1},
+    "/v1/responses": {"input": "one", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1},
+    "/v2/chat": {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1},
+    "/inference/v1/generate": {"token_ids": [65], "sampling_params": {"max_tokens": 1}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_request_is_explained_by_the_id_that_the_client_gave(api: Api, path: str) -> None:
+    name = f"mine{path.replace('/', '.')}"
+
+    async def send() -> list[str]:
+        headers = {"x-request-id": name}
+        reply = await api.send("POST", path, json=BODIES[path], headers=headers)
+        assert reply.status_code == 200, reply.text
+        return await api.sentences(name)
+
+    assert any("has ended" in each for each in asyncio.run(send()))
