@@ -124,8 +124,10 @@ class Registry:
                         "%s is off until the plugin is named: --plugins +%s", registered, ref.name
                     )
                     continue
-                other = found.setdefault(entry.name, registered)
-                if other is not registered:
+                other = found.get(entry.name)
+                if other is None or entry.replaces == other.plugin.name:
+                    found[entry.name] = registered
+                elif other.entry.replaces != ref.name:
                     raise PluginError(
                         f"{other} and {registered} have one name. Leave one of the plugins out, "
                         f"for example with --plugins no:{other.plugin.name}."

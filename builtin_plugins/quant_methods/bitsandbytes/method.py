@@ -27,8 +27,8 @@ class BitsAndBytes(ExcludeListMethod):
 
     name = "bitsandbytes"
     hint = (
-        "To quantize a plain checkpoint while it loads, pip install engine-bitsandbytes, or use "
-        "int8 or int4."
+        "To quantize a plain checkpoint while it loads, `pip install plugins/engine-bitsandbytes` "
+        "in a checkout of the engine, or use int8 or int4."
     )
     example_config: Final = {
         "quant_method": "bitsandbytes",

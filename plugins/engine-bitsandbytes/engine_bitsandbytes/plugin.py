@@ -19,4 +19,12 @@ def engine_quant_methods() -> list[Entry]:
     """Return the method's entry; it reads bitsandbytes checkpoints as well."""
     target = "engine_bitsandbytes.method:make_method"
     summary = "bitsandbytes: its checkpoints, and plain ones quantized while they load"
-    return [Entry("bitsandbytes", target, summary, priority=10, requires=("bitsandbytes>=0.46.1",))]
+    return [
+        Entry(
+            "bitsandbytes",
+            target,
+            summary,
+            requires=("bitsandbytes>=0.46.1",),
+            replaces="quant_bitsandbytes",
+        )
+    ]

@@ -201,6 +201,17 @@ def test_duplicate_entries_are_rejected() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["acme", "zeta"])  # loaded before and after the other plugin
+def test_entry_replaces_the_one_it_names(name: str) -> None:
+    source = API + (
+        "@hookimpl\ndef engine_models():\n"
+        "    return [Entry('ScriptedModel', 'a:b', 'x', replaces='scripted')]"
+    )
+    with fake_dist("engine-acme", "1.0", {name: "engine_acme"}, {"engine_acme": source}):
+        registry = load_plugins(name, "scripted")
+        assert registry.choose("models", "ScriptedModel").plugin.name == name
+
+
 @contextmanager
 def with_entry(target: str, extra: str = "") -> Iterator[Registry]:
     source = (
