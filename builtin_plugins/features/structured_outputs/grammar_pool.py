@@ -89,14 +89,6 @@ class GrammarProcessPool:
             self._is_needed = self._compilers is None
             self._watch(None)
 
-    def wait_until_warm(self) -> None:
-        """Block until the preparation ends; a failure is reported to the first request."""
-        while True:
-            with self.lock:
-                if self._watcher is None:
-                    return
-            wait_readable([], _POLL_S)
-
     def get(self, key: Key) -> GrammarHandle:
         """Return the process of a constraint, compiled or not. Raises `EngineDead` if closed."""
         with self.lock:

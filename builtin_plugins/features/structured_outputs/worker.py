@@ -57,10 +57,9 @@ class MaskWorker:
     name = NAME
 
     def __init__(self, pool: GrammarProcessPool, *, serves: bool = False) -> None:
-        """`serves`: load the grammar library now, so that no request waits for it."""
+        """`serves`: load the grammar library ahead of time; the start does not wait for it."""
         self._pool = pool
-        self._serves = serves and pool.settings.warm_up
-        if self._serves:
+        if serves and pool.settings.warm_up:
             pool.warm_up()
         self._outputs: ConstrainedOutputs | None = None
         """None on ranks that do not sample."""
@@ -79,8 +78,6 @@ class MaskWorker:
         if parts.pipeline.is_last:
             self.begin_with(parts.send, parts.group.rank)
             self._pool.is_local = True
-            if self._serves:
-                self._pool.wait_until_warm()
         else:
             self._pool.close()
 

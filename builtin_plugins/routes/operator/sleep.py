@@ -187,6 +187,16 @@ class MemoryReleaser:
             if not weight.is_contiguous() or not _are_same(weight, loaded):
                 weight.copy_(loaded)
             loaded.data = loaded.new_empty(0)  # at once: two models may not fit in memory
+        _count_reload(parts.model)
+
+
+def _count_reload(model: Any) -> None:
+    """Raise the version of the model's weights: the files may have changed meanwhile.
+
+    Blocks that tiers hold of the weights before then have other keys.
+    """
+    owner = getattr(model, "weights", model)
+    owner.weights_version = getattr(owner, "weights_version", 0) + 1
 
 
 def _named(tags: bytes) -> Sequence[str]:

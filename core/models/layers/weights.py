@@ -170,6 +170,7 @@ class WeightMap:
             call()
         self.weights_version += 1
 
+    @torch.inference_mode()  # as parameters are loaded: a caller need not be in it
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Reload some of the slots in place.
 

@@ -183,6 +183,42 @@ def test_invalid_sleep_arguments_are_rejected(checkpoint: Path) -> None:
         llm.sleep()
 
 
+def tier(kind: str, folder: Path) -> dict[str, Any]:
+    extra: dict[str, Any] = {"cpu_bytes_to_use": 1 << 24}
+    if kind == "disk":
+        extra = {"folder": str(folder)}
+    return {"kv_connector": kind, "kv_connector_extra_config": extra}
+
+
+@pytest.mark.parametrize("kind", ["offload", "disk"])
+def test_weights_that_changed_during_sleep_find_no_block_of_the_old_ones(
+    kind: str, tmp_path: Path
+) -> None:
+    """On the device, in host memory, on disk, and in another engine with the same folder."""
+    served = make_checkpoint("LlamaForCausalLM", tmp_path / "served", seed=1, **SIZES)
+    other = make_checkpoint("LlamaForCausalLM", tmp_path / "other", seed=2, **SIZES)
+    with opened(other) as llm:
+        expected = answers(llm)
+    options = {"kv_transfer_config": tier(kind, tmp_path / "blocks"), "block_size": 4}
+    with opened(served, **options) as llm:
+        assert answers(llm) != expected
+        llm.sleep(level=2)
+        (served / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+        llm.wake_up()
+        first = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)[0]
+        assert first.num_cached_tokens == 0
+        assert answers(llm) == expected
+        llm.reset_prefix_cache()
+        assert answers(llm) == expected, "the tier now holds blocks of the new weights"
+    with opened(served, **options) as llm:
+        assert answers(llm) == expected
+    old = make_checkpoint("LlamaForCausalLM", tmp_path / "old", seed=1, **SIZES)
+    with opened(old, **options) as llm:
+        known = answers(llm)
+    with opened(old) as llm:
+        assert answers(llm) == known, "no block of the new weights has a key of the old ones"
+
+
 def test_sleep_waits_for_stores_to_tiers(checkpoint: Path) -> None:
     transfer = {
         "kv_connector": "offload",
