@@ -39,6 +39,14 @@ class InvalidRequest(EngineError, ValueError):
         return InvalidRequest(field, str(self).removeprefix(f"{self.field}: "), self.code)
 
 
+class UnknownOption(ConfigError, TypeError):
+    """A setting of this name does not exist; as a keyword it is Python's `TypeError`."""
+
+
+class UnknownKeyword(InvalidRequest, TypeError):
+    """A keyword that nothing reads, which is Python's `TypeError`."""
+
+
 def prompt_too_long(message: str) -> InvalidRequest:
     """Return the error for a prompt that exceeds the context; `message` has the numbers."""
     return InvalidRequest(

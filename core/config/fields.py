@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from core.config.sections import EngineConfig
 from core.config.values import BadValue, ValueType
-from core.errors import ConfigError, did_you_mean
+from core.errors import ConfigError, UnknownOption, did_you_mean
 
 OPTIONS: Final = "options"
 """Name of the section with the plugins' values."""
@@ -143,13 +143,13 @@ class FieldTable:
     def find(self, spelt: str) -> Field:
         """Return the field of this name, dashes allowed.
 
-        Raises `ConfigError` with the nearest name.
+        Raises `UnknownOption` with the nearest name.
         """
         found = self.by_name.get(spelt.replace("-", "_"))
         if found is None:
             supported = (name for name, found in self.by_name.items() if not found.refuse)
             hint = did_you_mean(spelt.replace("-", "_"), supported)
-            raise ConfigError(
+            raise UnknownOption(
                 f"unknown option {spelt!r}{hint or '; `engine config` lists all there are'}"
             )
         return found

@@ -7,10 +7,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from core.config import EngineConfig
+from core.config.sections import ModelConfig
 from core.contracts.admission import llm_methods
 from core.contracts.runners import PoolingCalls
-from core.contracts.text import Tokenizer
 from core.errors import InvalidRequest
+from core.frontend.callable_tokenizer import CallableTokenizer
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner
 from core.frontend.startup import load_from_kwargs, load_sinks, start_in_process
 from core.frontend.terminal import Progress, progress_bar
@@ -214,9 +215,21 @@ class LLM:
 
     # --- the engine
 
-    def get_tokenizer(self) -> Tokenizer | None:
-        """Return the model's tokenizer."""
-        return self._frontend.renderer.tokenizer
+    @property
+    def llm_engine(self) -> Self:
+        """This object, which has the methods of vLLM's engine."""
+        return self
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The section of the configuration about the model."""
+        return self.config.model
+
+    def get_tokenizer(self) -> CallableTokenizer | None:
+        """Return the model's tokenizer, which can be called and applies the chat template."""
+        renderer = self._frontend.renderer
+        tokenizer = renderer.tokenizer
+        return None if tokenizer is None else CallableTokenizer(tokenizer, renderer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of the model's generation config."""
@@ -239,14 +252,19 @@ class LLM:
         ]
 
     def apply_model(self, function: Callable[[torch.nn.Module], T]) -> list[T]:
-        """Return the function's result for the model.
+        """Return the function's result for the model. New weights clear the prefix cache.
 
         Raises `InvalidRequest` if the model is not in this process.
         """
         worker = getattr(self.core.executor, "worker", None)
         if worker is None:
             raise InvalidRequest("apply_model", "needs the model in this process: use one rank.")
-        return [function(worker.model)]
+        version = getattr(worker.model, "weights_version", 0)
+        try:
+            return [function(worker.model)]
+        finally:
+            if getattr(worker.model, "weights_version", 0) != version:
+                self.reset_prefix_cache()
 
     def collective_rpc(
         self,

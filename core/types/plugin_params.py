@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from core.errors import InvalidRequest, did_you_mean
+from core.errors import InvalidRequest, UnknownKeyword, did_you_mean
 from core.types.sampling import SamplingParams
 
 # --- sampling parameters ----------------------------------------------------
@@ -139,7 +139,7 @@ class KnownNames:
                 raise InvalidRequest(name, f"{known.reason}.")
             candidates = {*own, *hints, *self.read} - {name}
             hint = did_you_mean(str(name), candidates)
-            raise InvalidRequest(str(name), f"{what}{hint or '.'}")
+            raise UnknownKeyword(str(name), f"{what}{hint or '.'}")
         return found
 
 
