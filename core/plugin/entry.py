@@ -45,7 +45,7 @@ class Entry:
     conflicts: frozenset[str] = frozenset()
     """Entry names ("kind:name") and capabilities that exclude it."""
     replaces: str = ""
-    """Plugin whose entry of the same kind and name it replaces, such as a builtin one."""
+    """Plugin of which it replaces the entry of the same kind and name, such as a builtin one."""
 
 
 def construct(target: Callable[..., T], *offered: Any) -> T:

@@ -29,13 +29,15 @@ class OutputLog:
             text = " ".join(map(str, token_ids))
             if self.tokenizer is not None:
                 text = self.tokenizer.decode(list(token_ids))
-            shown = text[: self.max_chars]
+            excerpt = text[: self.max_chars]
             log.info(
                 "output %d of request %s: %r%s",
                 index,
                 stats.request_id,
-                shown,
-                "" if len(shown) == len(text) else f" and {len(text) - len(shown)} characters more",
+                excerpt,
+                ""
+                if len(excerpt) == len(text)
+                else f" and {len(text) - len(excerpt)} characters more",
                 extra={"request_id": stats.request_id},
             )
 

@@ -95,6 +95,11 @@ class HttpServer:
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
+        if config.options.get("tenant_header") and config.options.get("api_key"):
+            raise ConfigError(
+                f"--tenant-header: got {config.options['tenant_header']!r} next to --api-key; "
+                "with keys the key is the tenant. Remove it."
+            )
         for path in config.options.get("middleware") or ():
             load_middleware(path)
         _check_loop(config.options)

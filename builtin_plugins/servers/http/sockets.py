@@ -74,7 +74,8 @@ def check_tls(options: Mapping[str, Any]) -> None:
     )
     demand = options.get("ssl_cert_reqs", 0)
     if not certificate:
-        if key or authorities or demand or options.get("ssl_ciphers"):
+        others = options.get("ssl_ciphers") or options.get("enable_ssl_refresh")
+        if key or authorities or demand or others:
             raise ConfigError(
                 "TLS needs a certificate: give --ssl-certfile, or remove the other --ssl options."
             )

@@ -329,6 +329,8 @@ def test_requests_over_shutdown_timeout_end_with_error(batching_window_s):
         ({"ssl_certfile": "x.pem", "ssl_cert_reqs": 2}, "--ssl-ca-certs"),
         ({"ssl_certfile": "x.pem", "ssl_cert_reqs": 3}, "--ssl-cert-reqs"),
         ({"ssl_ciphers": "AES256"}, "--ssl-certfile"),
+        ({"enable_ssl_refresh": True}, "--ssl-certfile"),
+        ({"tenant_header": "x-tenant", "api_key": ["one"]}, "--tenant-header"),
         ({"uds": "/nowhere/at/all.sock"}, "--uds"),
     ],
 )

@@ -55,10 +55,10 @@ def test_tokenizer_applies_the_chat_template(llm: LLM) -> None:
     assert ids == prompt["prompt_token_ids"]
     found: Any = tokenizer.apply_chat_template(MESSAGES)
     assert len(found["input_ids"]) == len(found["attention_mask"]) < len(ids)
-    own = "{{ messages[0].content }} {{ who }}"
-    assert tokenizer.apply_chat_template(MESSAGES, chat_template=own, tokenize=False, who="me") == (
-        "hello me"
-    )
+    own = "{{ messages[0].content }} {{ name }}"
+    assert tokenizer.apply_chat_template(
+        MESSAGES, chat_template=own, tokenize=False, name="me"
+    ) == ("hello me")
 
 
 def test_unknown_keywords_are_type_errors(llm: LLM) -> None:

@@ -24,7 +24,7 @@ REPORT = "endpoint-load-metrics"
 
 
 def answer(form: str, *, key: str = "one", **body: Any) -> httpx.Response:
-    """Return the answer of a server whose last step used a quarter of its cache."""
+    """Return the answer of a server that used a quarter of its cache in the last step."""
     engine = EchoEngine()
     engine.registry = load_plan(make_plan(["none", "tool_parsers", "reasoning_parsers"]))
     sink = LoadSink(EngineConfig())
