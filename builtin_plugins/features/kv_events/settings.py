@@ -58,6 +58,12 @@ def settings_of(config: EngineConfig) -> Settings | None:
         settings = msgspec.convert(given, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{FLAG}: {error}.") from error
+    others = sorted({*given} - {"enable_kv_cache_events", "publisher"})
+    if not settings.enable_kv_cache_events and others:
+        raise ConfigError(
+            f"{FLAG}.{others[0]}: got {given[others[0]]!r:.100}; it has no effect without "
+            "enable_kv_cache_events. Set that to true, or remove it."
+        )
     if not settings.enable_kv_cache_events or settings.publisher == "null":
         return None
     for name, endpoint in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from builtin_plugins.features.speculation.head_config import OPTION, read_head_config, verifier_of
-from core.api import EngineConfig, Entry, Option, Range, Registry, hookimpl
+from core.api import ConfigError, EngineConfig, Entry, Option, Range, Registry, hookimpl
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.api import SpeculativeConfig
@@ -116,6 +116,11 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
 
     settings = _settings(config)
     if settings is None:
+        if config.options.get("per_request_spec_decode_metrics", "none") != "none":
+            raise ConfigError(
+                "--per-request-spec-decode-metrics: got a value without speculative decoding, "
+                "which it counts. Set --speculative-config, or remove it."
+            )
         return []
     registry.choose("speculators", settings.method)  # raises for an unknown method
     return [Admission()]

@@ -107,6 +107,10 @@ def test_multi_expands_to_tiers_in_order() -> None:
             "kv_parallel_size",
         ),
         ({"kv_transfer_config": {"kv_connector": "disk", "timeout_s": 0}}, "timeout_s"),
+        (
+            {"kv_transfer_config": {"kv_connector": "disk", "max_inflight_bytes": 0}},
+            "max_inflight_bytes",
+        ),
         *(
             ({"kv_transfer_config": {"kv_connector": name, key: value}}, key)
             for name in ("offload", "disk", "shared_storage")

@@ -75,6 +75,16 @@ def test_scores_are_probabilities_of_transformers(served: Api, reference: Any) -
             assert math.isclose(score, float(expected), rel_tol=2e-3, abs_tol=1e-9)
 
 
+def test_item_first_puts_the_item_before_the_query(served: Api) -> None:
+    def scores(query: str, item: str, **more: Any) -> list[float]:
+        body = {"query": query, "items": [item], "label_token_ids": [11, 300]}
+        reply = served.post("/generative_scoring", {**body, **more}).json()
+        return [each["score"] for each in reply["data"]]
+
+    assert scores("sunny", "It is ", item_first=True) == scores("It is ", "sunny")
+    assert scores("sunny", "It is ") != scores("It is ", "sunny")
+
+
 QUESTIONS: list[dict[str, Any]] = [
     {"type": "predicate", "name": "rain", "instructions": "Does it rain?"},
     {

@@ -49,6 +49,9 @@ def test_method_defaults_and_aliases(options: Any) -> None:
 def test_flags_of_single_keys_set_the_configuration(options: Any) -> None:
     found = read(None, options, spec_method="ngram", spec_tokens=3)
     assert found == read({"method": "ngram", "num_speculative_tokens": 3}, options)
+    found = read(None, options, spec_method="suffix", spec_model="/outputs")
+    assert found is not None
+    assert found.model == "/outputs"
     found = read({"prompt_lookup_max": 4}, options, spec_method="ngram")
     assert found is not None
     assert found.lookup == (2, 4)

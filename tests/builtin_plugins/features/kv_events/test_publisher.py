@@ -306,6 +306,8 @@ def config(given):
             "endpoint 'inproc://x' must begin with tcp://",
         ),
         ({"enable_kv_cache_events": True, "replay_endpoint": "x"}, "replay_endpoint 'x'"),
+        ({"endpoint": "tcp://*:1"}, "endpoint: got 'tcp://.*:1'; it has no effect without"),
+        ({"topic": "kv", "enable_kv_cache_events": False}, "topic: got 'kv'; it has no effect"),
     ],
 )
 def test_invalid_kv_events_config_is_rejected(given, message):
@@ -357,7 +359,7 @@ def test_events_are_off_by_default():
     for given in (
         None,
         {},
-        {"endpoint": "tcp://*:1"},
+        {"publisher": "zmq"},
         {"enable_kv_cache_events": True, "publisher": "null"},
     ):
         assert settings_of(config(given)) is None
