@@ -36,9 +36,9 @@ class LoadFields(msgspec.Struct, kw_only=True):
 class UnloadFields(msgspec.Struct, kw_only=True):
     """Body of `/v1/unload_lora_adapter`."""
 
-    lora_name: str
+    lora_name: str = ""
     lora_int_id: int | None = None
-    """Ignored; the name selects the adapter."""
+    """Id of the adapter, instead of its name or in addition to it."""
 
 
 class AdapterRoutes:
@@ -89,7 +89,7 @@ class AdapterRoutes:
     async def _unload(self, request: Request) -> PlainTextResponse:
         """Unload an adapter."""
         parsed = await read_request(request, UnloadFields, strict=self._strict)
-        name = parsed.fields.lora_name
+        name = self._name(parsed.fields)
         if not await self._source().unload(self._engine.call, name):
             message = f"The lora adapter {name[:200]!r} cannot be found."
             raise HTTPException(
@@ -98,6 +98,29 @@ class AdapterRoutes:
         return PlainTextResponse(
             f"Success: LoRA adapter '{name}' removed successfully", headers=parsed.headers
         )
+
+    def _name(self, fields: UnloadFields) -> str:
+        """Return the adapter's name. Raises `InvalidRequest` for an id that it does not have."""
+        name = fields.lora_name
+        if fields.lora_int_id is None:
+            if not name:
+                raise InvalidRequest("lora_name", "is missing; give it, or lora_int_id.")
+            return name
+        ids = {
+            variant.name: variant.keywords["lora_request"].lora_int_id
+            for variant in self._source().variants()
+        }
+        found = next((each for each, number in ids.items() if number == fields.lora_int_id), "")
+        if name and found != name:
+            raise InvalidRequest(
+                "lora_int_id", f"got {fields.lora_int_id}; expected that of {name!r:.200}."
+            )
+        if not found:
+            message = f"The lora adapter with id {fields.lora_int_id} cannot be found."
+            raise HTTPException(
+                404, {"message": message, "param": "lora_int_id", "code": "model_not_found"}
+            )
+        return found
 
     def _source(self) -> VariantSource:
         sources = variant_sources(self._engine.registry)

@@ -17,7 +17,7 @@ import pytest
 
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.operator.invocations import InvocationRoutes
-from builtin_plugins.routes.operator.profiling import Settings
+from builtin_plugins.routes.operator.profiling import Settings, StepProfiler
 from builtin_plugins.routes.operator.routes import OperatorRoutes
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from builtin_plugins.routes.responses.routes import ResponsesRoutes
@@ -532,6 +532,19 @@ def test_profile_writes_one_file_per_rank(pausable: Api) -> None:
     assert any(event.get("cat") == "cpu_op" for event in events)
 
 
+def test_collective_rpc_ends_at_its_timeout_and_takes_no_kwargs() -> None:
+    class Slow(Called):
+        async def call(self, name: str, data: bytes = b"") -> list[CallAnswer]:
+            await asyncio.Event().wait()
+            return []
+
+    api = Api(Slow(), enable_operator_routes=True, operator_calls=["acme.count"])
+    assert api.post("/collective_rpc", method="acme.count", timeout=0.01).status_code == 504
+    for more in ({"kwargs": {"a": 1}}, {"args": [1]}):
+        refused = api.post("/collective_rpc", method="acme.count", **more)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "args")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -586,6 +599,48 @@ def test_llm_profiles_steps(
             (file,) = llm.stop_profile()
     assert json.loads(Path(file).read_text())["traceEvents"]
     assert ("Self CPU" in caplog.text) == logs_sums
+
+
+@pytest.mark.parametrize(
+    ("key", "argument"),
+    [
+        ("torch_profiler_record_shapes", "record_shapes"),
+        ("torch_profiler_with_memory", "profile_memory"),
+        ("torch_profiler_with_stack", "with_stack"),
+        ("torch_profiler_with_flops", "with_flops"),
+    ],
+)
+def test_keys_of_the_profiler_are_arguments_of_torch(
+    key: str, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Profile:
+        def __init__(self, **arguments: Any) -> None:
+            given.append(arguments)
+
+        def start(self) -> None:
+            """Start nothing."""
+
+    monkeypatch.setattr("torch.profiler.profile", Profile)
+    for value in (False, True):
+        settings = Settings.of({"torch_profiler_dir": "x", key: value})
+        assert settings is not None
+        StepProfiler(settings).call("start", b"")
+        assert given[-1][argument] is value
+
+
+def test_delay_iterations_skips_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.of({"torch_profiler_dir": "x", "delay_iterations": 2})
+    assert settings is not None
+    profiler = StepProfiler(settings)
+    started: list[int] = []
+    monkeypatch.setattr(profiler, "_start", lambda: started.append(profiler._steps))
+    profiler.call("start", b"")
+    assert started == []
+    for _ in range(3):
+        profiler.begin(None)
+    assert started == [3]
 
 
 def test_llm_without_profiler_config_names_it() -> None:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builtin_plugins.features.lora.adapter_file import CONFIG, WEIGHTS
+from builtin_plugins.routes.variants import variant_sources
 from core import AsyncLLM
 from tests.builtin_plugins.features.lora.api import CHAT, Api
 
@@ -130,6 +131,24 @@ def test_adapters_load_and_unload_at_run_time(api: Api, root: Path) -> None:
     )
     assert api.post("/v1/unload_lora_adapter", lora_name="sql_adapter").status_code == 404
     assert api.post("/v1/chat/completions", model="sql_adapter", **CHAT).status_code == 404
+
+
+def test_adapter_unloads_by_its_id(api: Api, root: Path) -> None:
+    path = "/v1/unload_lora_adapter"
+    load = {"lora_name": "numbered", "lora_path": str(root / "pirate")}
+    assert api.post("/v1/load_lora_adapter", **load).status_code == 200
+    assert api.post(path, lora_name="").json()["error"]["param"] == "lora_name"
+    wrong = api.post(path, lora_name="numbered", lora_int_id=10**6)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "lora_int_id")
+    assert api.post(path, lora_int_id=10**6).status_code == 404
+    (source,) = variant_sources(api.engine.registry)
+    number = next(
+        each.keywords["lora_request"].lora_int_id
+        for each in source.variants()
+        if each.name == "numbered"
+    )
+    assert api.post(path, lora_int_id=number).status_code == 200
+    assert "numbered" not in api.models()
 
 
 def test_load_inplace_replaces_the_adapter(api: Api, root: Path) -> None:
