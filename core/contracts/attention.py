@@ -37,9 +37,13 @@ class AttentionInputs:
     """
     block_size: int
     spec: KVSpec
-    """Heads, sizes and dtype of the cache: a `FullAttention` or a subclass."""
+    """Heads, sizes and dtype of the cache: a `FullAttention` or a
+    subclass.
+    """
     starts: torch.Tensor | None = None
-    """[num_seqs] int64: position of each sequence's first token in the step."""
+    """[num_seqs] int64: position of each sequence's first token in
+    the step.
+    """
     counts: torch.Tensor | None = None
     """[num_seqs] int64: number of tokens of each sequence."""
     lengths: torch.Tensor | None = None
@@ -130,7 +134,9 @@ class AttentionBackend(Protocol):
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """The tokens of one step on the device, and the metadata that layers need."""
+    """The tokens of one step on the device, and the metadata that layers
+    need.
+    """
 
     input_ids: torch.Tensor
     """[num_tokens] int64."""
@@ -142,27 +148,47 @@ class ForwardBatch:
     Layers added by features follow the model's own.
     """
     rows: list[int]
-    """Row of each sequence in the step; the padding row is the one after the last."""
+    """Row of each sequence in the step; the padding row is the one after the
+    last.
+    """
     starts: list[int]
-    """Upper bounds while draft tokens are unverified; `positions` is exact."""
+    """Upper bounds while draft tokens are unverified; `positions`
+    is exact.
+    """
     counts: list[int]
     prompt_lens: list[int]
     token_ids: torch.Tensor
-    """[max_num_seqs + 1, max_model_len] int64: token history of every row, by position."""
+    """[max_num_seqs + 1, max_model_len] int64: token history of every row, by
+    position.
+    """
     token_types: torch.Tensor | None = None
-    """[num_tokens] int64: token type ids, 1 in the second text of a pair; None: all 0."""
+    """[num_tokens] int64: token type ids, 1 in the second text of a pair;
+    None: all 0.
+    """
     entering: Sequence[NewRow] = ()
-    """New requests with encoder positions, in the order of the cross groups' slots."""
+    """New requests with encoder positions, in the order of the cross groups'
+    slots.
+    """
     embeddings: torch.Tensor | None = None
-    """[num_tokens, hidden], set by a feature: scaled input embeddings."""
+    """[num_tokens, hidden], set by a feature:
+    scaled input embeddings.
+    """
     rope_positions: torch.Tensor | None = None
-    """[axes, num_tokens] int64, set by a feature: multi-dimensional positions (M-RoPE)."""
+    """[axes, num_tokens] int64, set by a feature:
+    multi-dimensional positions (M-RoPE).
+    """
     deepstack: Sequence[torch.Tensor] = ()
-    """[num_tokens, hidden] each, set by a feature: added after the first, second, ... layer."""
+    """[num_tokens, hidden] each, set by a feature:
+    added after the first, second, ... layer.
+    """
     adapted: bool = False
-    """True: a feature set adapters (`adapter`) for this step, so no captured model may run."""
+    """True: a feature set adapters (`adapter`) for this step, so no captured
+    model may run.
+    """
     branched: bool = False
-    """True: a feature set attention with `slot_tokens`, so no graph without them may run."""
+    """True: a feature set attention with `slot_tokens`, so no graph without
+    them may run.
+    """
     adapter_set: int = 0
     """Identifies a capturable set of adapters that find the tokens of a step
     by themselves.

@@ -137,7 +137,9 @@ class LogitsProcessor(Protocol):
     """
 
     params: tuple[str, ...]
-    """Fields of `SamplingParams` that it implements; fields without a processor are refused."""
+    """Fields of `SamplingParams` that it implements; fields without a
+    processor are refused.
+    """
     argmax_invariant: bool
     """True: it never changes the argmax. It is skipped for greedy rows and
     runs after

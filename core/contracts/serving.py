@@ -49,7 +49,9 @@ class ServedEngine(Protocol):
     vocab_size: int
     """Vocabulary size; token ids are below it."""
     fields: KnownNames
-    """Request fields that features read, in addition to the route's own fields."""
+    """Request fields that features read, in addition to the route's own
+    fields.
+    """
     sinks: MetricRecorder
     """The metric sinks."""
     served_names: Sequence[str]
@@ -136,7 +138,9 @@ class Command(Protocol):
 
     help: str
     takes_engine_options: bool
-    """True: its parser gets the options of engine and plugins, and a config is built."""
+    """True: its parser gets the options of engine and plugins, and a config
+    is built.
+    """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's own arguments."""

@@ -26,10 +26,14 @@ from core.model_spec.kv import (
 )
 
 NULL_BLOCKS: Final = 1
-"""Reserved blocks per pool: block 0 pads block tables and takes the writes of padding tokens."""
+"""Reserved blocks per pool: block 0 pads block tables and takes the writes of
+padding tokens.
+"""
 
 CACHED_REQUESTS: Final = 4
-"""Full batches of longest requests that a pool may hold; more blocks only slow the start."""
+"""Full batches of longest requests that a pool may hold; more blocks only
+slow the start.
+"""
 USEFUL_BLOCKS: Final = 65_536
 """Blocks that a pool may have even if fewer requests could use them."""
 
@@ -42,7 +46,9 @@ class _PoolNeeds:
     one_request: int = 0
     """Blocks of one longest request."""
     state_room: int = 0
-    """Blocks of recurrent states for all requests and the prefix cache; 0 for attention."""
+    """Blocks of recurrent states for all requests and the prefix cache; 0 for
+    attention.
+    """
 
     @property
     def request_bytes(self) -> int:
@@ -112,7 +118,9 @@ class CacheCapacity:
         return all(need <= usable for need, usable in zip(needed, self._usable, strict=True))
 
     def longest_sequence(self, max_tokens: int, max_step_tokens: int) -> int:
-        """Return the length of the longest sequence up to `max_tokens` that fits."""
+        """Return the length of the longest sequence up to `max_tokens` that
+        fits.
+        """
         low = 0
         high = max_tokens
         while low < high:
@@ -180,7 +188,9 @@ def _layers_per_group(counts: Sequence[int]) -> int:
 
 
 def _divide_blocks(num_blocks: int, needs: Sequence[_PoolNeeds]) -> list[int]:
-    """Divide attention blocks by need; state pools get the room they can use."""
+    """Divide attention blocks by need; state pools get the room
+    they can use.
+    """
     attention = sum(need.one_request for need in needs if not need.state_room)
     total = attention or sum(need.one_request for need in needs)
     sizes = []

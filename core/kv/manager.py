@@ -19,7 +19,9 @@ from core.kv.windows import first_visible_position, peak_blocks
 from core.model_spec.kv import GroupLayout, KVLayout, RecurrentState
 
 Appended = list[tuple[int, list[int]]]
-"""(group, block ids appended to its block table); groups without new blocks are absent."""
+"""(group, block ids appended to its block table); groups without new blocks
+are absent.
+"""
 
 PLENTY_BLOCKS: Final = 256
 """Free blocks per pool above which blocks are allocated ahead of time."""

@@ -33,7 +33,9 @@ def chain_root(identity: str, salt: str, extras: Iterable[tuple[str, bytes]]) ->
 
 
 def span_extra_keys(spans: Iterable[Span], size: int) -> dict[int, bytes]:
-    """Return the extra bytes that links of `size` tokens hash, by link index."""
+    """Return the extra bytes that links of `size` tokens hash, by
+    link index.
+    """
     extra_keys: dict[int, bytes] = {}
     for span in sorted(spans):
         extent = span.start.to_bytes(8, "little") + span.length.to_bytes(8, "little")

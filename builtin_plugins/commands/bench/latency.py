@@ -57,6 +57,9 @@ class Latency:
         ):
             text = f"{text} (default: {default})"
             parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+        parser.add_argument(
+            "--use-beam-search", action="store_true", help="search --n beams for each prompt"
+        )
         add_sampling(parser)
         add_output(parser)
 
@@ -78,7 +81,8 @@ class Latency:
             "percentiles": percentiles(latencies),
             "model": model,
             **{
-                name: getattr(args, name) for name in ("input_len", "output_len", "batch_size", "n")
+                name: getattr(args, name)
+                for name in ("input_len", "output_len", "batch_size", "n", "use_beam_search")
             },
             "conditions": where,
         }
@@ -95,7 +99,10 @@ class Latency:
 def _measure(llm: LLM, args: argparse.Namespace, rng: Random) -> list[float]:
     """Return the seconds of each measured batch."""
     units = units_of(llm)
+    from core import BeamSearchParams  # lazy: torch is slow to import
+
     params = sampling(args, args.output_len)
+    beams = BeamSearchParams(args.n, args.output_len, ignore_eos=True)
     check_lengths(llm, [Sample([], args.output_len, args.input_len)])
     latencies = []
     with bar(args.num_iters_warmup + args.num_iters, "Batches", "batch") as progress:
@@ -105,9 +112,13 @@ def _measure(llm: LLM, args: argparse.Namespace, rng: Random) -> list[float]:
                 for _ in range(args.batch_size)
             ]
             started = time.perf_counter()
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            latencies.append(time.perf_counter() - started)
-            refuse_failures(outputs)
+            if args.use_beam_search:
+                llm.beam_search(prompts, beams)
+                latencies.append(time.perf_counter() - started)
+            else:
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                latencies.append(time.perf_counter() - started)
+                refuse_failures(outputs)
             progress.update(1)
     return latencies[args.num_iters_warmup :]
 

@@ -19,6 +19,7 @@ from builtin_plugins.commands.bench.workload import Sample
 
 ENDPOINTS: Final[Mapping[str, str]] = {
     "openai": "/v1/completions",
+    "vllm": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
 }
 END: Final = b"[DONE]"
@@ -100,10 +101,10 @@ class Api:
     extra: Mapping[str, Any]
     """Fields added to every request."""
 
-    def body(self, sample: Sample) -> bytes:
-        """Return the request body."""
+    def body(self, sample: Sample, model: str = "") -> bytes:
+        """Return the request body; `model` is another one than the server's, such as an adapter."""
         fields: dict[str, Any] = {
-            "model": self.model,
+            "model": model or self.model,
             "max_tokens": sample.output_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -114,9 +115,11 @@ class Api:
             fields["prompt"] = sample.prompt
         return msgspec.json.encode(fields | dict(self.extra))
 
-    async def send(self, sample: Sample, began_s: float, *, keep_text: bool = False) -> Outcome:
+    async def send(
+        self, sample: Sample, began_s: float, *, model: str = "", keep_text: bool = False
+    ) -> Outcome:
         """Send a request and read its answer; errors are stored in the outcome."""
-        body = self.body(sample)
+        body = self.body(sample, model)
         outcome = Outcome(0.0, prompt_tokens=sample.prompt_tokens or 0)
         arrivals = outcome.arrivals_s
         clock = time.perf_counter
@@ -184,17 +187,18 @@ class Run:
     """CPU time of this process during the run."""
 
 
-def arrival_times(count: int, rate: float, burstiness: float, rng: Random) -> list[float]:
-    """Return the arrival times in seconds from the start.
+def arrival_times(rates: Sequence[float], burstiness: float, rng: Random) -> list[float]:
+    """Return the arrival times in seconds from the start, by the rate at each request.
 
     Gaps follow a gamma distribution with mean 1/rate; burstiness 1 is a Poisson process, less is
     burstier. An infinite rate sends all at once.
     """
-    if math.isinf(rate):
-        return [0.0] * count
     times = []
     at = 0.0
-    for _ in range(count):
+    for rate in rates:
+        if math.isinf(rate):
+            times.append(at)
+            continue
         times.append(at)
         at += rng.gammavariate(burstiness, 1 / (rate * burstiness))
     return times
@@ -204,6 +208,7 @@ async def run_load(
     api: Api,
     samples: Sequence[Sample],
     due_s: Sequence[float],
+    models: Sequence[str],
     *,
     max_concurrency: int | None,
     keep_text: bool,
@@ -216,14 +221,14 @@ async def run_load(
     cpu_s = time.process_time()
     began_s = time.perf_counter()
 
-    async def one(sample: Sample, due: float) -> Outcome:
+    async def one(sample: Sample, due: float, model: str) -> Outcome:
         await asyncio.sleep(began_s + due - time.perf_counter())
         async with seats:
-            outcome = await api.send(sample, began_s, keep_text=keep_text)
+            outcome = await api.send(sample, began_s, model=model, keep_text=keep_text)
         done()
         return outcome
 
     outcomes = await asyncio.gather(
-        *(one(sample, due) for sample, due in zip(samples, due_s, strict=True))
+        *(one(*each) for each in zip(samples, due_s, models, strict=True))
     )
     return Run(list(outcomes), time.perf_counter() - began_s, time.process_time() - cpu_s)

@@ -129,8 +129,8 @@ def write_json(file: str | None, result: Mapping[str, Any]) -> None:
         Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def bar(total: int, what: str, unit: str) -> Any:
+def bar(total: int, what: str, unit: str, *, disable: bool = False) -> Any:
     """Return a progress bar on standard error; silent if that is no terminal."""
     from tqdm import tqdm  # lazy: not needed for --help
 
-    return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, disable=None)
+    return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, disable=disable or None)

@@ -42,6 +42,13 @@ from builtin_plugins.commands.bench.report import (
     warn_if_busy,
     write_json,
 )
+from builtin_plugins.commands.bench.request_options import (
+    add_request_options,
+    check_request_options,
+    choose_models,
+    ramp_rates,
+    request_fields,
+)
 from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_dataset, make_samples
 from core.api import ConfigError, EngineError
 from core.api.config import read_environment
@@ -68,6 +75,7 @@ class ServeLoad:
         """Add server, load, dataset and report flags."""
         _add_server(parser)
         _add_load(parser)
+        add_request_options(parser)
         add_dataset(parser, num_prompts=100)
         _add_report(parser)
         add_output(parser)
@@ -79,7 +87,7 @@ class ServeLoad:
         goals = _goals(args.goodput)
         percents = _percents(args.metric_percentiles)
         extra = _object("--extra-body", args.extra_body)
-        metadata = _pairs(args.metadata)
+        metadata = _pairs("--metadata", args.metadata)
         check_dataset(args)
         check_output(args)
         where = conditions()
@@ -87,6 +95,7 @@ class ServeLoad:
         result = {
             "date": where["date"],
             "backend": args.backend,
+            **({"label": args.label} if args.label else {}),
             "model_id": api.model,
             "tokenizer_id": args.tokenizer,
             "num_prompts": args.num_prompts,
@@ -136,10 +145,16 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="fields added to every request; temperature is 0 unless set here",
     )
+    add("--header", nargs="+", default=[], metavar="KEY=VALUE", help="headers of every request")
     add(
-        "--no-ignore-eos",
+        "--served-model-name",
+        metavar="NAME",
+        help="name of the model in requests, where --model is not",
+    )
+    add(
+        "--profile",
         action="store_true",
-        help="let end tokens end outputs before --output-len",
+        help="profile the server meanwhile (its --profiler-config names the folder)",
     )
 
 
@@ -226,9 +241,12 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     )
     add("--result-filename", metavar="NAME", help="name of the saved file")
     add("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="added to the result")
+    add("--label", metavar="TEXT", help="name of the run in the result")
+    add("--disable-tqdm", action="store_true", help="no progress bar")
 
 
 def _check(args: argparse.Namespace) -> None:
+    check_request_options(args)
     check_counts(args, num_prompts=1, input_len=1, num_warmups=0, max_concurrency=1)
     for flag, value in (("request-rate", args.request_rate), ("burstiness", args.burstiness)):
         if not value > 0:
@@ -281,10 +299,10 @@ def _object(flag: str, text: str | None) -> dict[str, Any]:
     return value
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _pairs(flag: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
-            raise ConfigError(f"--metadata {text}: give KEY=VALUE.")
+            raise ConfigError(f"{flag} {text}: give KEY=VALUE.")
     return dict(text.split("=", 1) for text in texts)
 
 
@@ -292,34 +310,57 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
     """Connect, warm up, and run the load."""
     key = args.api_key or read_environment().get("ENGINE_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers |= _pairs("--header", args.header)
     url = args.base_url or f"http://{args.host}:{args.port}"
     client = HttpClient(url, headers, args.request_timeout_sec)
     try:
-        model = args.model or await _find_model(client, url, args.ready_check_timeout_sec)
-        fixed: dict[str, Any] = {"temperature": 0} | (
-            {} if args.no_ignore_eos else {"ignore_eos": True}
+        model = (
+            args.served_model_name
+            or args.model
+            or await _find_model(client, url, args.ready_check_timeout_sec)
         )
         endpoint = args.endpoint or ENDPOINTS[args.backend]
-        api = Api(client, args.backend, endpoint, model, fixed | dict(extra))
+        api = Api(client, args.backend, endpoint, model, request_fields(args) | dict(extra))
         units = await _units(args, client, model)
         rng = Random(args.seed)
         # Tokenizer calls block, so they must not run in the event loop that
         # executes them.
         samples = await asyncio.to_thread(make_samples, args, units, rng)
         await _warm_up(api, samples, args, url)
-        due_s = arrival_times(len(samples), args.request_rate, args.burstiness, rng)
-        with bar(len(samples), "Requests", "req") as progress:
+        due_s = arrival_times(_rates(args, len(samples)), args.burstiness, rng)
+        models = choose_models(args, model, len(samples), rng)
+        with bar(len(samples), "Requests", "req", disable=args.disable_tqdm) as progress:
+            if args.profile:
+                await _call(client, "/start_profile")
             run = await run_load(
                 api,
                 samples,
                 due_s,
+                models,
                 max_concurrency=args.max_concurrency,
                 keep_text=args.save_detailed,
                 done=lambda: progress.update(1),
             )
+            if args.profile:
+                await _call(client, "/stop_profile")
     finally:
         await client.close()
     return run, api
+
+
+def _rates(args: argparse.Namespace, count: int) -> list[float]:
+    """Return the request rate at each request."""
+    if args.ramp_up_strategy is None:
+        return [args.request_rate] * count
+    return ramp_rates(args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps, count)
+
+
+async def _call(client: HttpClient, path: str) -> None:
+    """Call a route without a body. Raises `EngineError` if the server refuses."""
+    try:
+        await client.call("POST", path)
+    except HttpError as error:
+        raise EngineError(f"--profile: {path}: {error}") from error
 
 
 async def _find_model(client: HttpClient, url: str, timeout_s: float) -> str:

@@ -51,6 +51,12 @@ class Throughput:
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
         parser.add_argument(
+            "--backend",
+            choices=("vllm",),
+            default="vllm",
+            help="vLLM's name of the engine in this process",
+        )
+        parser.add_argument(
             "--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)"
         )
         parser.add_argument(

@@ -208,6 +208,10 @@ def test_latency_of_a_checkpoint(tmp_path: Path) -> None:
         "float32"
     )
     assert len(measure(tmp_path, "latency", str(model), *SMALL, *flags)["latencies"]) == 1
+    found = measure(
+        tmp_path, "latency", str(model), *SMALL, *flags, *words("--use-beam-search --n 2")
+    )
+    assert (found["use_beam_search"], found["n"], len(found["latencies"])) == (True, 2, 1)
 
 
 def test_startup_is_measured_in_stages_cold_and_warm(tmp_path: Path, capsys: Printed) -> None:

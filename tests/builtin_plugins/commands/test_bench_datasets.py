@@ -335,7 +335,7 @@ def test_empty_prompt_calls_no_tokenizer() -> None:
 
 def test_arrivals_have_the_requested_rate() -> None:
     for burstiness in (0.3, 1.0, 4.0):
-        times = arrival_times(20_000, 50.0, burstiness, Random(0))
+        times = arrival_times([50.0] * 20_000, burstiness, Random(0))
         gaps = [after - before for before, after in pairwise(times)]
         assert times[0] == 0.0
         assert statistics.fmean(gaps) == pytest.approx(0.02, rel=0.05)
@@ -343,7 +343,7 @@ def test_arrivals_have_the_requested_rate() -> None:
         assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(
             burstiness**-0.5, rel=0.05
         )
-    assert arrival_times(3, float("inf"), 1.0, Random(0)) == [0.0, 0.0, 0.0]
+    assert arrival_times([float("inf")] * 3, 1.0, Random(0)) == [0.0, 0.0, 0.0]
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:
