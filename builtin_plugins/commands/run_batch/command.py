@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,12 @@ class RunBatch:
         parser.add_argument(
             "--output-tmp-dir", metavar="DIR", help="folder for results before the upload to a URL"
         )
+        parser.add_argument(
+            "--enable-metrics",
+            action="store_true",
+            help="serve /metrics meanwhile, at --host and --port",
+        )
+        parser.add_argument("--url", metavar="HOST", help="vLLM's name of --host")
 
     def run(self, context: CommandContext) -> int:
         """Answer every line; failures are written to the results and counted."""
@@ -59,6 +66,7 @@ class RunBatch:
         registry = context.registry
         if os.path.realpath(args.input_file) == os.path.realpath(args.output_file):
             raise ConfigError(f"--output-file {args.output_file} is the input file; give another.")
+        address = _metrics_address(context)
         with (
             opened(args.input_file) as requests,
             written(args.output_file, args.output_tmp_dir) as results,
@@ -68,7 +76,8 @@ class RunBatch:
 
             engine = AsyncLLM.from_config(config, registry)
             try:
-                tally = asyncio.run(_answer(_application(engine, registry), requests, results))
+                app = _application(engine, registry)
+                tally = asyncio.run(_answer(app, requests, results, address))
             finally:
                 engine.shutdown()
         print(f"answered {tally.answered}, failed {tally.failed}")
@@ -90,8 +99,44 @@ def _application(engine: AsyncLLM, registry: LoadedRegistry) -> Any:
     return app
 
 
-async def _answer(app: Any, requests: Iterable[bytes], results: BinaryIO) -> Tally:
-    with tqdm(desc="Running batch", unit="req", mininterval=1) as progress:
+def _metrics_address(context: CommandContext) -> tuple[str, int] | None:
+    """Return host and port of the metrics; None without them.
+
+    Raises `ConfigError` for an address without metrics.
+    """
+    args = context.args
+    if not args.enable_metrics:
+        given = [name for name in ("host", "port") if _is_flag(context, name)]
+        for name in ["url", *given] if args.url else given:
+            raise ConfigError(
+                f"--{name}: got an address; it has no effect without --enable-metrics. Add that, "
+                f"or remove --{name}."
+            )
+        return None
+    if context.config.observability.disable_log_stats:
+        raise ConfigError(
+            "--enable-metrics: got --disable-log-stats next to it; expected one of them. Remove "
+            "the other."
+        )
+    options = context.config.options
+    return args.url or options.get("host") or "127.0.0.1", options.get("port", 8000)
+
+
+def _is_flag(context: CommandContext, name: str) -> bool:
+    return context.provenance.origin_of(name).startswith("flag")
+
+
+async def _answer(
+    app: Any, requests: Iterable[bytes], results: BinaryIO, address: tuple[str, int] | None
+) -> Tally:
+    async with AsyncExitStack() as stack:
+        if address is not None:
+            # lazy: only metrics need a server
+            from builtin_plugins.commands.run_batch.metrics import metrics_server
+
+            url = await stack.enter_async_context(metrics_server(app, *address))
+            print(f"metrics at {url}", flush=True)
+        progress = stack.enter_context(tqdm(desc="Running batch", unit="req", mininterval=1))
 
         def write(line: bytes) -> None:
             results.write(line + b"\n")

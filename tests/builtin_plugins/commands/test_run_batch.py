@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from builtin_plugins.commands.run_batch.files import opened, written
 from builtin_plugins.commands.run_batch.lines import AT_ONCE, Batch
+from builtin_plugins.commands.run_batch.metrics import metrics_server
 from core.cli.main import main
 from core.errors import ConfigError, EngineError
+from tests.timeouts import TIMEOUT_S
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -231,3 +237,61 @@ def test_byte_order_mark_of_the_file_is_skipped() -> None:
     found, _ = results_of(b"\xef\xbb\xbf" + line("a"), line("b"))
     assert [result["custom_id"] for result in found] == ["a", "b"]
     assert [result["error"] for result in found] == [None, None]
+
+
+def scrape(app: Any, port: int, path: str = "/metrics") -> tuple[int, str]:
+    """Return status and text of a page of the metrics server."""
+
+    def get(url: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    async def run() -> tuple[int, str]:
+        async with metrics_server(app, "127.0.0.1", port) as url:
+            return await asyncio.to_thread(get, url.replace("/metrics", path))
+
+    return asyncio.run(run())
+
+
+def test_metrics_are_served_and_nothing_else() -> None:
+    page = PlainTextResponse("engine_up 1")
+    assert scrape(page, 0) == (200, "engine_up 1")
+    assert scrape(page, 0, "/v1/models")[0] == 404
+
+
+def test_used_port_of_the_metrics_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^--port: got {port} on 127\.0\.0\.1"):
+            scrape(PlainTextResponse(""), port)
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--port", "9000"], "--port: got an address"),
+        (["--url", "0.0.0.0"], "--url: got an address"),
+        (["--enable-metrics", "--disable-log-stats"], "--enable-metrics: got --disable-log-stats"),
+    ],
+)
+def test_address_without_metrics_is_refused(
+    flags: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    assert main(["run-batch", "scripted:", *files, *flags]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_batch_with_metrics_says_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_bytes(line("one", prompt="hello", max_tokens=2))
+    files = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    flags = ["--enable-metrics", "--port", "0", "--max-model-len", "64"]
+    assert main(["run-batch", "scripted:", *files, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "metrics at http://127.0.0.1:" in printed
+    assert "answered 1, failed 0" in printed

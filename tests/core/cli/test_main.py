@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import core
 from core.cli.main import main, refuse_foreign_core
 from core.errors import ConfigError
+from tests.timeouts import TIMEOUT_S
 
 PLUGIN = '''
 """A local plugin with a command and options."""
@@ -333,3 +335,15 @@ def test_examining_command_runs_with_broken_plugins(
     assert any("shaky" in text and "no_such_module" in text for text in failed)
     assert main(["--plugins", "./shaky.py", "config"]) == 1
     assert "shaky" in capsys.readouterr().err
+
+
+def test_python_m_core_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "core", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert core.__version__ in done.stdout
