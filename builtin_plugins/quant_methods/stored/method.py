@@ -5,6 +5,7 @@ A subclass chooses the format of each layer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     from core.model_spec.weight_shard import WeightShard
 
 
+log = logging.getLogger(__name__)
+
+ACTIVATION_SCALES: Final = (
+    "activation_scale",
+    "input_global_scale",
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+)
+"""Last names of tensors with which other engines round activations."""
 PLAIN: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -51,6 +63,13 @@ class StoredMethod:
         bitsandbytes or torchao).
         """
         self._checkpoint_dtypes = dtypes
+        unused = [name for name in dtypes if name.rpartition(".")[2] in ACTIVATION_SCALES]
+        if unused:
+            log.warning(
+                "%s: %d stored scales of activations and outputs (such as %s) are not used: layers "
+                "multiply activations in the model's dtype, or rounded by scales of their own",
+                *(self.name, len(unused), unused[0]),
+            )
 
     def choose_format(self, prefix: str) -> StoredFormat | None:
         """Return the format of the weight with this prefix; None: it is plain.
