@@ -10,6 +10,7 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 STAMPS = {
     "builtin_plugins/chat_renderers/jinja/environment.py": "`strftime_now` of chat templates",
     "builtin_plugins/commands/doctor/machine.py": "the age of a folder, which has a wall time",
+    "builtin_plugins/commands/serve/models/routes.py": "`created` of models",
     "builtin_plugins/features/kv_events/publisher.py": "the time of an event",
     "builtin_plugins/features/multimodal/store.py": "the age of a folder, which has a wall time",
     "builtin_plugins/features/tracing/tracer.py": "the times of spans",

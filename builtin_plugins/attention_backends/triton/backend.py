@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 from core_kernels.triton import attention
-from core_kernels.triton.attention import Layer, Step
+from core_kernels.triton.attention_shapes import Layer, Step
 from core_kernels.triton.block_copy import write_kv
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 

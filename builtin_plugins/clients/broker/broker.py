@@ -258,14 +258,14 @@ class EngineBroker:
 
     # --- the engines, in threads of the client
 
-    def _started(self, request_ids: list[str]) -> None:
+    def _started(self, request_ids: list[str], engine: int) -> None:
         by_session: dict[Session, list[str]] = {}
         with self._lock:
             for each in request_ids:
                 if (group := self._groups.get(each)) is not None:
                     by_session.setdefault(group.session, []).append(each)
         for session, ids in by_session.items():
-            session.send(Started(ids))
+            session.send(Started(ids, engine))
 
     def _observe(self, stats: StepStats) -> None:
         before = self._last_stats.get(stats.engine)

@@ -186,8 +186,8 @@ class BrokerClient:
                     self._listener.deliver(step)
                 case Answer(call) | Page(call):
                     self._answer(call, message)
-                case Started(request_ids):
-                    self._listener.started(request_ids)
+                case Started(request_ids, engine):
+                    self._listener.started(request_ids, engine)
                 case Status():
                     self._note(message)
                 case Ready(config, info):

@@ -61,6 +61,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Requests that the next step computes for the first time."""
 
     request_ids: list[str]
+    engine: int = 0
+    """Rank of their engine, to listeners of several engines."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

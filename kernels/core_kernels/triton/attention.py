@@ -12,15 +12,14 @@ the same in every step, whatever the lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
+from core_kernels.triton.attention_shapes import MAX_ROWS, PIECE, AttentionShape, Layer, Step
 from core_kernels.triton.launching import (
-    MIN_DOT_SIZE,
     exponential,
     find_segment,
     next_power_of_2,
@@ -31,17 +30,6 @@ from core_kernels.triton.launching import (
 
 Tensor = torch.Tensor
 
-PIECE: Final = 64
-"""Keys per piece, and per tile unless heads are long."""
-MAX_ROWS: Final = 64
-"""Maximum query rows (queries times heads) of a program."""
-LONG_HEAD: Final = 128
-"""Longer heads have half as many keys per tile, to fit the shared memory of every device, and
-twice as many warps, to fit their registers.
-"""
-MAX_WIDE_ROWS: Final = 16
-"""Maximum query rows of a program for heads of more than `WIDE_HEAD` elements: latent ones."""
-WIDE_HEAD: Final = 256
 LENGTHS: Final = (
     "num_seqs",
     "programs",
@@ -53,78 +41,6 @@ LENGTHS: Final = (
     "reach",
 )
 """Arguments that vary by step or layer; kernels are not specialized for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The constant attention parameters of a layer; 0 or None: unused."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    value_size: int
-    scale: float
-    is_latent: bool = False
-    """Values are the first `value_size` elements of keys."""
-    causal: bool = True
-    window: int = 0
-    chunk: int = 0
-    softcap: float = 0.0
-    alibi: Tensor | None = None
-    sinks: Tensor | None = None
-    distance_bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The sequences of a step. Tensors are on the device."""
-
-    starts: Tensor
-    """[num_seqs + 1] int32: cumulative token counts."""
-    lengths: Tensor
-    """[num_seqs] int64: number of keys, this step's included."""
-    table: Tensor
-    """[num_seqs, max_blocks] int32: block tables."""
-    block_size: int
-    num_tokens: int
-    queries: int | None = None
-    """Approximate number of queries per sequence; None: the average."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """How the heads of a layer are distributed over programs."""
-
-    heads: int
-    """Query heads per program, all of one KV head."""
-    parts: int
-    """Programs per KV head."""
-    rows: int
-    main: int
-    """Elements that keys and values have in common, or all, padded to a power of two."""
-    rest: int
-    """Remaining elements of the keys, padded to a power of two; 0: none."""
-
-    @property
-    def is_long(self) -> bool:
-        """Return whether heads are longer than `LONG_HEAD`."""
-        return self.main > LONG_HEAD
-
-    @classmethod
-    def of(cls, layer: Layer, queries: int) -> _Shape:
-        group = layer.heads // layer.kv_heads
-        main = next_power_of_2(layer.value_size, MIN_DOT_SIZE)
-        row_limit = MAX_WIDE_ROWS if main > WIDE_HEAD else MAX_ROWS
-        heads = min(next_power_of_2(group), row_limit)
-        rows = max(MIN_DOT_SIZE, heads, min(row_limit, next_power_of_2(queries * heads)))
-        rest = layer.head_size - layer.value_size
-        return cls(
-            heads,
-            triton.cdiv(group, heads),
-            rows,
-            main,
-            next_power_of_2(rest, MIN_DOT_SIZE) if rest else 0,
-        )
 
 
 def decode(
@@ -143,7 +59,7 @@ def decode(
     num_seqs = len(step.lengths)
     if not num_seqs:
         return
-    shape = _Shape.of(layer, queries=1)
+    shape = AttentionShape.of(layer, queries=1)
     num_partials = programs + num_seqs
     sums = torch.empty(
         (num_partials, layer.heads, shape.main), dtype=torch.float32, device=query.device
@@ -171,7 +87,7 @@ def attend(
     num_seqs = len(step.lengths)
     if not step.num_tokens:
         return
-    shape = _Shape.of(
+    shape = AttentionShape.of(
         layer, queries=step.num_tokens // num_seqs if step.queries is None else step.queries
     )
     queries = shape.rows // shape.heads
@@ -205,7 +121,7 @@ def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Ten
     return pieces
 
 
-def _common(layer: Layer, shape: _Shape, cache: Tensor, step: Step) -> dict[str, Any]:
+def _common(layer: Layer, shape: AttentionShape, cache: Tensor, step: Step) -> dict[str, Any]:
     """Return the arguments that both kernels share."""
     bias = layer.distance_bias
     return {

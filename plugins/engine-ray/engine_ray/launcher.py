@@ -165,7 +165,7 @@ def _connect(address: str | None) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handlers of signals: Ray sets its own, and engine processes ignore them."""
+    """Keep this process's handlers of signals: Ray sets its own, engine processes ignore them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -31,7 +31,10 @@ def shell(script: str, *, prefix: bool = True) -> ModelProcess:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("echo start; echo 'engine: error: no weights'; echo '  stage: load'; exit 1", "no weights\n  stage: load"),
+        (
+            "echo start; echo 'engine: error: no weights'; echo '  stage: load'; exit 1",
+            "no weights\n  stage: load",
+        ),
         ("echo start; exit 3", "its process exited with status 3"),
         ("kill -KILL $$", "its process was killed by SIGKILL"),
     ],
