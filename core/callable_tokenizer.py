@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from core.contracts.text import Tokenizer
-from core.frontend.text.rendering import Renderer
+if TYPE_CHECKING:
+    from core.contracts.text import Tokenizer
+    from core.frontend.text.rendering import Renderer
 
 
 class CallableTokenizer:
@@ -18,6 +19,12 @@ class CallableTokenizer:
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
         self._tokenizer = tokenizer
         self._renderer = renderer
+
+    @classmethod
+    def of(cls, renderer: Renderer) -> Self | None:
+        """Return the tokenizer of a renderer; None if it has none."""
+        tokenizer = renderer.tokenizer
+        return None if tokenizer is None else cls(tokenizer, renderer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

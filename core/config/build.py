@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from core.config.fields import OPTIONS, Field, FieldTable, PluginOptions
@@ -19,6 +18,7 @@ from core.config.files import ConfigFile
 from core.config.sections import EngineConfig
 from core.config.values import BadValue
 from core.errors import ConfigError
+from core.needed_settings import unmet_need
 
 CONFIG_FILE: Final = "ENGINE_CONFIG"
 """Environment variable with the configuration file, used without --config."""
@@ -29,7 +29,9 @@ ENVIRONMENT_FIELDS: Final[Mapping[str, str]] = {
     # unlike a flag, it is not visible in the process list
     "ENGINE_API_KEY": "api_key",
 }
-"""Field of each environment variable; ignored if no loaded plugin has the field."""
+"""Field of each environment variable; ignored if no loaded plugin has the
+field.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def assemble(table: FieldTable, layers: Sequence[Layer]) -> tuple[EngineConfig, 
             values[found.section][name] = setting.value
         elif found.section == OPTIONS and not found.refuse:
             values[OPTIONS][name] = found.default
-    _refuse_ineffective(table, merged)
+    if lack := unmet_need(table.by_name, merged):
+        raise ConfigError(_with_origins(lack, merged))
     try:
         sections = {name: kind(**values[name]) for name, kind in table.sections.items()}
         config = EngineConfig(**sections, options=values[OPTIONS])
@@ -153,23 +156,10 @@ def plugins_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[list[str], str | Non
     return section.plugins, section.plugins_lock
 
 
-def _refuse_ineffective(table: FieldTable, merged: Layer) -> None:
-    """Raise `ConfigError` for an option without any of the settings that it needs."""
-    for name, setting in merged.items():
-        found = table.by_name[name]
-        if not found.needs or setting.value == found.default:
-            continue
-        given = [(key, f"{key}={merged[key].value}") for key in merged if merged[key].value]
-        if not any(
-            fnmatchcase(each, need) for pair in given for each in pair for need in found.needs
-        ):
-            flags = " or ".join("--" + need.replace("_", "-") for need in found.needs)
-            message = f"{found.flag}: got {setting.value!r:.80}; it has no effect without {flags}. "
-            raise ConfigError(_with_origins(f"{message}Add that, or remove {found.flag}.", merged))
-
-
 def _with_origins(message: str, merged: Layer) -> str:
-    """Return the message with the origins of values that do not come from flags."""
+    """Return the message with the origins of values that do not come from
+    flags.
+    """
     for flag in dict.fromkeys(re.findall(r"--([a-z][a-z0-9-]+)", message)):
         setting = merged.get(flag.replace("-", "_"))
         if setting is not None and not setting.origin.startswith("flag"):

@@ -23,7 +23,9 @@ OPTIONS: Final = "options"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A configuration value of a plugin: a flag, a config file key and a keyword of `LLM`."""
+    """A configuration value of a plugin: a flag, a config file key and a
+    keyword of `LLM`.
+    """
 
     name: str
     """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
@@ -38,13 +40,17 @@ class Option:
     refuse: str | None = None
     """Error message of a known but unsupported option; None: supported."""
     neutral: Callable[[Any], bool] | None = None
-    """Predicate of an unsupported option: True for values that request nothing and pass."""
+    """Predicate of an unsupported option: True for values that request
+    nothing and pass.
+    """
     names_plugin: bool = False
-    """True: the value is a plugin's file or module, loaded like `--plugins +VALUE`."""
+    """True: the value is a plugin's file or module, loaded like `--plugins
+    +VALUE`.
+    """
     needs: tuple[str, ...] = ()
-    """Settings of which one must be set (`name`, or `name=pattern`) for this one to have an effect.
+    """Settings of which one must be set (`name`, or `name=pattern`).
 
-    Without any of them another value than the default is refused.
+    Without them another value than the default is refused.
     """
 
 
@@ -64,7 +70,9 @@ class Field:
     type: ValueType
     default: Any
     help: str | None = None
-    """Help text of a plugin's option; `core.cli.field_docs` has that of a section field."""
+    """Help text of a plugin's option; `core.cli.field_docs` has that of a
+    section field.
+    """
     refuse: str | None = None
     neutral: Callable[[Any], bool] | None = None
     needs: tuple[str, ...] = ()
@@ -184,7 +192,9 @@ def metavar(kind: ValueType) -> str:
 
 
 def argparse_options(kind: ValueType) -> dict[str, Any]:
-    """Return the options of `add_argument` that collect the raw texts of a value."""
+    """Return the options of `add_argument` that collect the raw texts of a
+    value.
+    """
     options: dict[str, Any] = {"default": argparse.SUPPRESS}
     if is_switch(kind):
         return options | {"action": argparse.BooleanOptionalAction}

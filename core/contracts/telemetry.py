@@ -12,13 +12,17 @@ class StepStats:
     """One engine step."""
 
     step_s: float
-    """Duration in seconds; 0 when no step ran and the numbers describe the state after an abort."""
+    """Duration in seconds; 0 when no step ran and the numbers describe the
+    state after an abort.
+    """
     num_running: int
     num_waiting: int
     kv_usage: float
     """Share of KV blocks in use, 0 to 1."""
     computed_tokens: int = 0
-    """Positions computed, of prompts and outputs; recomputed ones count again."""
+    """Positions computed, of prompts and outputs; recomputed ones count
+    again.
+    """
     cached_tokens: int = 0
     """Prefix cache hits, in tokens."""
     queried_tokens: int = 0
@@ -30,7 +34,7 @@ class StepStats:
 
 @dataclass(slots=True)
 class TokenStats:
-    """Tokens of one engine in one delivery; an engine step has one delivery or none."""
+    """Tokens of one engine in one delivery."""
 
     generated_tokens: int
     prompt_tokens: int = 0
@@ -104,7 +108,9 @@ class HttpStats:
     """One answered HTTP request."""
 
     path: str
-    """Path template of the route, such as `/v1/models/{model:path}`; empty without a match."""
+    """Path template of the route, such as `/v1/models/{model:path}`; empty
+    without a match.
+    """
     method: str
     status: int
     duration_s: float
@@ -121,7 +127,9 @@ class CallStats:
 
     known: int = 0
     unknown: int = 0
-    """Calls of tools that the request does not offer; they are passed on unchanged."""
+    """Calls of tools that the request does not offer; they are passed on
+    unchanged.
+    """
 
 
 class MetricSink(Protocol):

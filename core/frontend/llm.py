@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from core.callable_tokenizer import CallableTokenizer
 from core.config import EngineConfig
-from core.config.sections import ModelConfig
 from core.contracts.admission import llm_methods
 from core.contracts.runners import PoolingCalls
 from core.errors import InvalidRequest
-from core.frontend.callable_tokenizer import CallableTokenizer
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner
 from core.frontend.startup import load_from_kwargs, load_sinks, start_in_process
 from core.frontend.terminal import Progress, progress_bar
@@ -62,6 +61,7 @@ class LLM:
         """The engine core is for tests and tools."""
         self.config = self._frontend.config
         """The configuration in force, with every automatic value resolved."""
+        self.model_config = self.config.model
         self._sinks = load_sinks(config, registry)
         self._loop = OfflineLoop(self.core, self._frontend, self._sinks)
         self._runner = PromptRunner(self._loop, self._frontend)
@@ -217,19 +217,12 @@ class LLM:
 
     @property
     def llm_engine(self) -> Self:
-        """This object, which has the methods of vLLM's engine."""
+        """This object."""
         return self
 
-    @property
-    def model_config(self) -> ModelConfig:
-        """The section of the configuration about the model."""
-        return self.config.model
-
     def get_tokenizer(self) -> CallableTokenizer | None:
-        """Return the model's tokenizer, which can be called and applies the chat template."""
-        renderer = self._frontend.renderer
-        tokenizer = renderer.tokenizer
-        return None if tokenizer is None else CallableTokenizer(tokenizer, renderer)
+        """Return the model's tokenizer."""
+        return CallableTokenizer.of(self._frontend.renderer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of the model's generation config."""
@@ -259,12 +252,7 @@ class LLM:
         worker = getattr(self.core.executor, "worker", None)
         if worker is None:
             raise InvalidRequest("apply_model", "needs the model in this process: use one rank.")
-        version = getattr(worker.model, "weights_version", 0)
-        try:
-            return [function(worker.model)]
-        finally:
-            if getattr(worker.model, "weights_version", 0) != version:
-                self.reset_prefix_cache()
+        return [_apply(function, worker.model, self.reset_prefix_cache)]
 
     def collective_rpc(
         self,
@@ -295,6 +283,15 @@ class LLM:
 
     def __exit__(self, *ended_by: object) -> None:
         self.shutdown()
+
+
+def _apply(function: Callable[[Any], T], model: Any, reset: Callable[[], Any]) -> T:
+    version = getattr(model, "weights_version", 0)
+    try:
+        return function(model)
+    finally:
+        if getattr(model, "weights_version", 0) != version:
+            reset()
 
 
 def _check_call(

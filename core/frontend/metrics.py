@@ -104,7 +104,9 @@ class MetricSinks:
 
 
 class RequestMeter:
-    """Counts the tokens of each delivery, and records every finished request."""
+    """Counts the tokens of each delivery, and records every
+    finished request.
+    """
 
     def __init__(self, sinks: MetricSinks) -> None:
         self._sinks = sinks
