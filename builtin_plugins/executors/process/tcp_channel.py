@@ -37,9 +37,10 @@ LOST_EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_MONITOR_STOPPED
 )
-"""Events of a child's socket after which no message arrives, its own `close` included."""
+"""Events of a child's socket after which no message arrives."""
+WATCH_MS: Final = 100
+"""Interval at which a child's watching thread looks whether its channel was closed."""
 ATTACH_S: Final = 30.0
 """Time between the first and the second connection of a child."""
 
@@ -171,6 +172,7 @@ class TcpChannel(Channel):
         """A parent's messages until its child has connected; None from then on."""
         self._is_attached = False
         self._lost = False
+        self._lifeline: threading.Thread | None = None
 
     @classmethod
     def connect_to(cls, credentials: Credentials, kinds: Any, on_loss: Callable[[], None]) -> Self:
@@ -197,12 +199,21 @@ class TcpChannel(Channel):
     def _watch(self, monitor: zmq.Socket[bytes], on_loss: Callable[[], None]) -> None:
         def watch() -> None:
             with monitor, contextlib.suppress(zmq.ZMQError):
-                monitor.recv_multipart()
-                self._lost = True
-                if not self._closed:
-                    on_loss()
+                while not self._closed:
+                    if monitor.poll(WATCH_MS) and not self._closed:
+                        self._lost = True
+                        on_loss()
+                        return
 
-        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+        self._lifeline = threading.Thread(target=watch, name="lifeline", daemon=True)
+        self._lifeline.start()
+
+    def close(self) -> None:
+        """Close both sockets; sent messages have a second to arrive. May be called twice."""
+        super().close()
+        # No other thread may use a socket when the context is destroyed.
+        if self._lifeline is not None and self._lifeline is not threading.current_thread():
+            self._lifeline.join()
 
     def send(self, message: Any) -> None:
         """Send a struct, or an encoded one as bytes; does nothing after `close`.

@@ -6,7 +6,9 @@ Ray places, starts and watches. A call of an actor takes about a millisecond, to
 from __future__ import annotations
 
 import logging
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HOST_AND_PORT: Final = re.compile(r"([\w.-]+):(\d+)")
+CONNECT_S: Final = 10.0
+"""Longest wait for a connection to the cluster."""
 PLACE_S: Final = 120.0
 """Longest wait for resources."""
 
@@ -155,8 +160,11 @@ def _connect(address: str | None) -> None:
         return
     with _own_signals():
         try:
+            if address is not None and (found := HOST_AND_PORT.fullmatch(address)):
+                # Ray itself tries for minutes
+                socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
             ray.init(address=address, logging_level=logging.WARNING)
-        except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        except (OSError, RayError, RuntimeError, ValueError) as error:
             raise EngineError(
                 f"--ray-address: got {address or 'nothing'}; expected a Ray cluster ({error}). "
                 "Start one with `ray start --head`."
