@@ -21,8 +21,9 @@ from builtin_plugins.clients.process.engine_calls import EngineCalls
 from builtin_plugins.clients.process.request_tracker import OpenRequest
 from builtin_plugins.clients.process.supervised import Supervised
 from builtin_plugins.clients.ranks import RANK, SIZE_LOCAL, local_ranks, ranks_here
+from builtin_plugins.clients.reading_calls import reading_calls
 from builtin_plugins.platforms.api import usable_cores
-from core.api import EngineConfig, EngineDead, Registry
+from core.api import EngineConfig, EngineDead, EngineError, Registry
 from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
 from core.api.kv import chain_root, extend_chain, span_extra_keys
 from core.api.serving import EngineStatus, Listener, Running
@@ -72,6 +73,7 @@ class DataParallelClient:
         ranks = local_ranks(config)
         self._first_rank = ranks[0]
         self._options = config.options
+        self._registry = registry
         self._listener = listener
         self._lock = threading.RLock()
         """Guards routes and loads; held for no call of an engine."""
@@ -155,8 +157,15 @@ class DataParallelClient:
         return _when_all(futures, lambda: [d for future in futures for d in future.result()])
 
     def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
-        """Call a feature in every engine; raises the first error if none has answered."""
-        futures = [engine.supervised.call(name, data) for engine in self._engines]
+        """Call a feature in every engine; raises the first error if none has answered.
+
+        Calls that only read do not wait for an engine that is not ready.
+        """
+        waits = name not in reading_calls(self._registry)
+        futures = [
+            engine.supervised.call(name, data) if waits or engine.is_ready else _not_ready(engine)
+            for engine in self._engines
+        ]
         return _when_all(futures, lambda: _answers(futures, self._first_rank))
 
     def status(self) -> EngineStatus:
@@ -326,6 +335,13 @@ def _of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     if scheduler.journal is not None:
         scheduler = replace(scheduler, journal=f"{scheduler.journal}.engine{rank}")
     return replace(config, scheduler=scheduler, options={**config.options, RANK: rank})
+
+
+def _not_ready(engine: Engine) -> Future[list[CallAnswer]]:
+    """Return the failed call of an engine that is not ready."""
+    future: Future[list[CallAnswer]] = Future()
+    future.set_exception(EngineError(f"it is {engine.supervised.status().state}"))
+    return future
 
 
 def _answers(futures: Sequence[Future[list[CallAnswer]]], first_rank: int) -> list[CallAnswer]:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.features.kv_events.event_source import NAME
 from builtin_plugins.features.kv_events.settings import settings_of
 from core.api import EngineConfig
@@ -23,6 +24,8 @@ class KvEventRoutes:
         self._engine = engine
         self._settings = settings_of(config)
         self._num_ranks = config.parallel.data_parallel_size
+        if self._settings is not None:
+            reading_calls(engine.registry).add(f"{NAME}.chain")
 
     def routes(self) -> Sequence[Route]:
         """Return the route."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.routes.explain.history import NAME, RecentRequests, SequenceReport
 from core.api import EngineConfig, EngineError, InvalidRequest
 from core.api.serving import ServedEngine
@@ -35,6 +36,8 @@ class ExplainRoutes:
         self._engine = engine
         self._is_on = bool(config.options.get(self.switch))
         self._num_engines = config.parallel.data_parallel_size
+        if self._is_on:
+            reading_calls(engine.registry).add(f"{NAME}.request")
 
     def routes(self) -> Sequence[Route]:
         """Return the route; none without the switch."""

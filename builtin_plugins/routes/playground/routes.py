@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.metric_sinks.api import plugin_faults
 from builtin_plugins.routes.common.media_parts import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
@@ -68,6 +69,7 @@ class PlaygroundRoutes:
         self._blocks_by_engine: dict[int, dict[str, int]] = {}
         self._faults: list[Faults] = []
         """Faults of plugins in the engine's process."""
+        reading_calls(engine.registry).add(f"{NAME}.blocks")
 
     def routes(self) -> Sequence[Route]:
         """Return the routes."""

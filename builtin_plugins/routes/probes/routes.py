@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.metric_sinks.api import (
     memory_owners,
     merge_pages,
@@ -26,6 +27,8 @@ from core.api.serving import ServedEngine
 
 ANSWER_S: Final = 1.0
 """Timeout for the engine to answer a metrics request, in seconds; then its last answer is used."""
+MEMORY_OWNERS: Final = "memory.owners"
+"""Call that returns memory and telemetry of the engine's processes."""
 HEALTH_S: Final = 0.2
 """Timeout for the engine to answer a probe, in seconds."""
 
@@ -43,6 +46,8 @@ class ProbeRoutes:
         """Call that the engine has not answered yet."""
         self._known: list[bytes] = []
         """Last answers of the engine's processes."""
+        if hasattr(engine, "call"):
+            reading_calls(engine.registry).add(MEMORY_OWNERS)
         self._shows_load = bool(config.options.get("enable_server_load_tracking"))
 
     def routes(self) -> Sequence[Route]:
@@ -118,7 +123,7 @@ class ProbeRoutes:
     async def _update(self, wait_s: float) -> None:
         """Update the last answers of the engine's processes; a long step delays the answer."""
         if self._pending is None and hasattr(self._engine, "call"):
-            self._pending = asyncio.ensure_future(self._engine.call("memory.owners"))
+            self._pending = asyncio.ensure_future(self._engine.call(MEMORY_OWNERS))
         pending = self._pending
         if pending is not None:
             done, _ = await asyncio.wait([pending], timeout=wait_s)

@@ -51,7 +51,13 @@ def engine_of(sinks: dict[str, Any], *answers: CallAnswer, **health: Any) -> Any
         SimpleNamespace(name=name, sink=sink, owner=name, faults=0, quarantined=False)
         for name, sink in sinks.items()
     ]
-    return SimpleNamespace(call=call, health=lambda: health, sinks=SimpleNamespace(entries=entries))
+    registry = SimpleNamespace(plan=SimpleNamespace(plugins=()), shared=lambda name, make: make())
+    return SimpleNamespace(
+        call=call,
+        health=lambda: health,
+        sinks=SimpleNamespace(entries=entries),
+        registry=registry,
+    )
 
 
 def get(routes: Any, path: str) -> Any:
@@ -123,9 +129,6 @@ def test_playground_has_the_state_of_each_engine() -> None:
     engine.served_names = ["model"]
     engine.max_model_len = 512
     engine.sampling_defaults = {}
-    engine.registry = SimpleNamespace(
-        plan=SimpleNamespace(plugins=()), shared=lambda name, make: make()
-    )
     found = get(PlaygroundRoutes(engine, CONFIG), "/playground/state")
     counts = {"running": 0, "waiting": 0, "generated_tokens": 7}
     assert found["engines"] == [

@@ -67,6 +67,8 @@ def test_kv_event_sources_name_the_publisher() -> None:
     class Engines:
         """Two engines, of which the second one is dead."""
 
+        registry = SimpleNamespace(shared=lambda name, make: make())
+
         async def call(self, name: str) -> list[CallAnswer]:
             assert name == "kv_events.chain"
             answer = CallAnswer(scheduler=json.dumps(chain).encode())

@@ -183,8 +183,8 @@ function print() {
   const lines = elements["engine-list"].children.map((item) => texts(item).filter(Boolean));
   const faulty = elements.engines.classList.states.faulty;
   console.log(JSON.stringify({
-    hidden: elements.engines.hidden, status: elements["engine-status"].textContent, lines, faulty,
-  }));
+    hidden: elements.engines.hidden, lines, faulty,
+    status: elements["engine-status"].textContent }));
 }
 await import(process.argv[2]);
 """
@@ -215,13 +215,13 @@ def test_page_shows_each_of_several_engines(tmp_path):
         {**ready, "rank": 1, "status": "restarting", "reason": "it died", "restarts": 1},
     ]
 
-    def seen_on_page(*states):
+    def rendered(*states):
         command = [NODE, str(tmp_path / "stub.mjs"), str(tmp_path / "engine.mjs")]
         command.append(json.dumps(states))
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
 
-    found = seen_on_page({**state, "engines": engines})
+    found = rendered({**state, "engines": engines})
     assert found == {
         "hidden": False,
         "status": "1 of 2 ready",
@@ -231,7 +231,7 @@ def test_page_shows_each_of_several_engines(tmp_path):
             ["Engine 1", "restarting, 2 running, 1 waiting, 1 restarts", "it died"],
         ],
     }
-    assert seen_on_page({**state, "engines": engines}, {**state, "engines": []})["hidden"] is True
+    assert rendered({**state, "engines": engines}, {**state, "engines": []})["hidden"] is True
 
 
 def test_state_counts_requests_blocks_and_tokens(call_api):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.routes.api import variant_sources
 from core import AsyncLLM
 from core.api import InvalidRequest
@@ -215,6 +216,28 @@ def test_calls_wait_for_an_engine_that_restarts(
         found = errors_of(answers, 0)
         assert list(found) == ["lora.pin"]
         assert "cannot be pinned" in found["lora.pin"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_calls_that_only_read_do_not_wait_for_an_engine_that_restarts(engines: AsyncLLM) -> None:
+    async def main() -> None:
+        supervised = engines._client._engines[0].supervised
+        may_restart = threading.Event()
+        pause = supervised._pause
+        supervised._pause = may_restart.wait
+        os.kill(child(engines, 0).pid, signal.SIGKILL)
+        await until(lambda: states(engines)[0] == "restarting")
+        reading_calls(engines.registry).add("memory.owners")
+        restarting, ready = await asyncio.wait_for(engines.call("memory.owners"), TIMEOUT_S)
+        assert (restarting.error, restarting.died) == ("it is restarting", False)
+        assert has_done(ready)
+        supervised._pause = pause
+        may_restart.set()
+        await until(lambda: states(engines) == ["ready"] * 2)
+        assert all(has_done(each) for each in await engines.call("memory.owners"))
+        reading_calls(engines.registry).clear()
 
     asyncio.run(main())
 
