@@ -47,6 +47,7 @@ class Serve:
         reopen_standard_streams()
         config = context.config
         registry = context.registry
+        pool = read_models(context)
         if config.options.get(MULTI_PORT):
             found = RankServers(config).run()
             if isinstance(found, int):
@@ -55,7 +56,7 @@ class Serve:
         limit_bytes = memory_limit(config.options.get("api_memory_limit"))
         num_servers = num_api_servers(config)
         start = self._serve
-        if (pool := read_models(context)) is not None:
+        if pool is not None:
             if num_servers > 1:
                 raise ConfigError(
                     f"--api-server-count: got {num_servers}; expected 1 with several models. "

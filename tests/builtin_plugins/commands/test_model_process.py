@@ -31,14 +31,11 @@ def shell(script: str, *, prefix: bool = True) -> ModelProcess:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (
-            "echo start; echo 'engine: error: no weights'; echo '  stage: load'; exit 1",
-            "no weights\n  stage: load",
-        ),
+        ("echo a; echo 'engine: error: no weights'; echo '  at b'; exit 1", "no weights\n  at b"),
         ("echo start; exit 3", "its process exited with status 3"),
         ("kill -KILL $$", "its process was killed by SIGKILL"),
     ],
-)  # fmt: skip
+)
 def test_a_process_that_ends_early_says_why(script: str, reason: str) -> None:
     async def test() -> str:
         process = shell(script)

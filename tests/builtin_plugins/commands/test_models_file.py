@@ -92,6 +92,8 @@ def test_settings_of_a_process_survive_its_file() -> None:
     [
         (["a", "b", "a"], "a: names two models, also 'a' (command line)"),
         (["a", "b", "--served-model-name", "x"], "--served-model-name: got x; expected none with"),
+        (["a", "b", "--data-parallel-multi-port-external-lb"], "-multi-port-external-lb: got true"),
+        (["a", "b", "--api-server-count", "2"], "--api-server-count: got 2; expected 1"),
         (["a", "b", "--lora-modules", "n=p"], "n: names two models, also 'a'"),
         (["a", "b", "--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing:"),
         (["--max-loaded-models", "2"], "MODEL: got none; expected one or more"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from builtin_plugins.commands.serve.models.models_file import ModelsFile
+from builtin_plugins.commands.serve.rank_servers import MULTI_PORT
 from core.api import ConfigError, EngineConfig
 from core.api.config import OPTIONS, Field, config_from_kwargs
 
@@ -19,7 +19,7 @@ OF_THE_PORT: Final = frozenset(
         *("host", "port", "uds", "root_path", "allowed_origins", "allowed_methods"),
         *("allowed_headers", "allow_credentials", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
         *("ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh", "max_connections"),
-        *("enable_request_id_headers", "disable_fastapi_docs"),
+        *("enable_request_id_headers", "disable_fastapi_docs", "middleware"),
     )
 )
 """Options of the server's port, which the processes of models do not get."""
@@ -75,6 +75,9 @@ def read_models(context: Any) -> PoolSettings | None:
             "--disable-frontend-multiprocessing: each of several models needs a process of its "
             "own. Remove the flag."
         )
+    if config.options.get(MULTI_PORT):
+        flag = context.table.by_name[MULTI_PORT].flag
+        raise ConfigError(f"{flag}: got true; expected false with several models. Remove it.")
     reader = _Reader(context)
     path = config.options.get("models_file")
     names = config.model.served_model_name
@@ -126,6 +129,10 @@ class _Reader:
 
     def of_file(self, path: str) -> list[ModelSettings]:
         """Return the models of a file."""
+        from builtin_plugins.commands.serve.models.models_file import (  # lazy: imports YAML
+            ModelsFile,
+        )
+
         found = ModelsFile(path, self._table, self._own_fields).read()
         models = []
         for each in found:
