@@ -58,6 +58,8 @@ class RankServer:
     status: int | None = None
     """Exit status; None while it runs or is to be started."""
     has_served: bool = False
+    is_up: bool = False
+    """Whether it has answered a probe since its last start: before, it loads."""
 
 
 class RankServers:
@@ -94,6 +96,7 @@ class RankServers:
             )
         self._servers = [RankServer(rank, port + rank) for rank in range(size)]
         self._num_signals = 0
+        self._answering: set[asyncio.Task[Any]] = set()
 
     def run(self) -> EngineConfig | int:
         """Return the exit status (in the supervisor), or the configuration of a rank's server."""
@@ -137,6 +140,7 @@ class RankServers:
         server.pid = pid
         server.started_s = time.monotonic()
         server.failed_probes = 0
+        server.is_up = False
         server.health = "starting"
         return True
 
@@ -183,6 +187,8 @@ class RankServers:
             for probe in probes:
                 probe.cancel()
             web.close()
+            if self._answering:
+                await asyncio.wait(self._answering)
 
     def _reap(self, server: RankServer) -> None:
         """Note the end of a server, and whether it is started again."""
@@ -217,17 +223,17 @@ class RankServers:
     async def _probe(self, server: RankServer) -> None:
         """Probe a server periodically, and kill one that no longer answers."""
         while True:
-            is_up = server.has_served
-            await asyncio.sleep(self._interval_s if is_up else min(self._interval_s, 1.0))
+            await asyncio.sleep(self._interval_s if server.is_up else min(self._interval_s, 1.0))
             if not server.pid:
                 continue
             try:
                 async with asyncio.timeout(self._timeout_s):
                     server.health = await self._health(server)
                 server.has_served = True
+                server.is_up = True
                 server.failed_probes = 0
             except (OSError, TimeoutError, ValueError) as error:
-                if not server.has_served:
+                if not server.is_up:
                     continue  # it loads
                 server.failed_probes += 1
                 server.health = f"no answer: {type(error).__name__}"
@@ -257,6 +263,10 @@ class RankServers:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request to the supervisor's port."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         try:
             async with asyncio.timeout(READ_S):
                 head = await reader.readuntil(b"\r\n\r\n")
