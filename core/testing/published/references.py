@@ -119,9 +119,9 @@ class _AlibiLlamaAttention(llama.LlamaAttention):  # type: ignore[misc]
         return self.o_proj(attend_with_alibi(query, key, value, self.scaling)), None
 
 
-def llama_with_alibi() -> Any:
+def llama_with_alibi(**fields: Any) -> Any:
     """Return Llama with ALiBi instead of RoPE, and as many key-value heads as heads."""
-    model = of_class("LlamaForCausalLM", num_key_value_heads=4)
+    model = of_class("LlamaForCausalLM", num_key_value_heads=4, **fields)
     for index, layer in enumerate(model.model.layers):
         layer.self_attn = _AlibiLlamaAttention(model.config, index)
     return model
