@@ -143,7 +143,7 @@ def survey_images() -> dict[str, dict[str, Any]]:
     types: dict[str, list[str]] = {}
     for model_type, names in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items():
         name = names if isinstance(names, str) else names[0]
-        if vision.is_image_text(name):
+        if vision.is_image_text(name) or not name.endswith("ForCausalLM"):
             types.setdefault(name, []).append(model_type)
     table = {}
     for name in sorted(types):

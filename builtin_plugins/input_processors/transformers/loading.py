@@ -27,6 +27,7 @@ from builtin_plugins.input_processors.transformers.minicpm import (
 )
 from builtin_plugins.input_processors.transformers.pixtral import PixtralProcessor
 from builtin_plugins.input_processors.transformers.smolvlm import SmolVLMProcessor
+from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
 from core.api import ModelError
 from core.api.models import ModelSource
 
@@ -50,6 +51,7 @@ IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
         "Kimi_K25ImageProcessor": Kimi_K25ImageProcessorPil,
         "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
         "Llama4ImageProcessor": Llama4ImageProcessorPil,
+        "Step3p7ImageProcessor": Step3p7ImageProcessorPil,
     }
 )
 """Image processors that transformers has with torchvision only, by names without a backend."""

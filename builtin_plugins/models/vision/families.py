@@ -105,6 +105,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
             rope_defaults=QWEN3_ROPE, decoder=qwen3_vl_moe.spec
         ),
         "SmolVLMForConditionalGeneration": Family(),
+        "Step3p7ForConditionalGeneration": Family(),
         "VideoLlama3ForConditionalGeneration": Family(),
         "VideoLlavaForConditionalGeneration": Family(),
         "VipLlavaForConditionalGeneration": Family(),

@@ -53,6 +53,7 @@ def engine_models() -> list[Entry]:
         Entry("Qwen3_5ForConditionalGeneration", SPEC, "Qwen 3.5, text and images"),
         Entry("Qwen3_5MoeForConditionalGeneration", SPEC, "Qwen 3.5 with experts, text and images"),
         Entry("SmolVLMForConditionalGeneration", SPEC, "SmolVLM"),
+        Entry("Step3p7ForConditionalGeneration", SPEC, "Step 3.7, images"),
         Entry("VideoLlama3ForConditionalGeneration", SPEC, "VideoLLaMA 3, images"),
         Entry("VideoLlavaForConditionalGeneration", SPEC, "Video-LLaVA, images"),
         Entry("VipLlavaForConditionalGeneration", SPEC, "VIP-LLaVA"),

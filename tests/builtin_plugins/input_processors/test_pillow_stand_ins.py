@@ -13,17 +13,18 @@ from PIL import Image
 
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
 from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
+from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
 
 CROPS: Final = {
-    (40, 30): (1, 1),
-    (640, 480): (1, 3),
-    (1000, 300): (1, 3),
-    (300, 1700): (1, 5),
-    (1600, 1200): (7, 13),
-    (513, 513): (1, 5),
+    (40, 30): (1, 1, 0),
+    (640, 480): (1, 3, 0),
+    (1000, 300): (1, 3, 2),
+    (300, 1700): (1, 5, 6),
+    (1600, 1200): (7, 13, 9),
+    (513, 513): (1, 5, 0),
 }
 """Numbers of crops of transformers 5.23 with torchvision 0.28, by width and height of an image:
-LFM2-VL's and Command A Vision's.
+LFM2-VL's, Command A Vision's and Step 3.7's.
 """
 
 
@@ -45,3 +46,12 @@ def test_command_a_vision_cuts_an_image_into_the_tiles_of_transformers(
 ) -> None:
     found: Any = Cohere2VisionImageProcessorPil()(image(*size), return_tensors="pt")
     assert len(found["pixel_values"]) == CROPS[size][1]
+
+
+@pytest.mark.parametrize("size", CROPS)
+def test_step_3_7_cuts_an_image_into_the_windows_of_transformers(size: tuple[int, int]) -> None:
+    found: Any = Step3p7ImageProcessorPil()(image(*size), return_tensors="pt")
+    count = CROPS[size][2]
+    assert found["num_local_patches"].tolist() == [count]
+    assert len(found.get("pixel_values_local", ())) == count
+    assert found["pixel_values"].shape == (1, 3, 728, 728)

@@ -62,6 +62,8 @@ class VisionModel:
     """Whether it is tested with tensor parallelism, too."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Engine settings of its tests."""
+    plans_memory: bool = True
+    """Whether its KV cache is known before it is loaded; not with experts of transformers' own."""
     needs: str | None = None
     """A package that it needs and that may be missing."""
     blocks: tuple[int, ...] = (13, 14, 15)
