@@ -43,6 +43,7 @@ SMALLEST = 12
 UNSERVED: Final = {
     "ArcticForCausalLM": "its experts read the input of attention, a dense MLP its output",
     "BertSpladeSparseEmbeddingModel": "no pooler gives sparse vectors",
+    "EvollaForProteinText2Text": "it reads proteins",
     "GritLM": "it embeds with bidirectional attention; MistralForCausalLM generates with it",
     "Grok1ForCausalLM": "implementations differ in its router, and transformers has none",
     "Grok1ModelForCausalLM": "implementations differ in its router, and transformers has none",
@@ -53,7 +54,7 @@ UNSERVED: Final = {
     "SolarForCausalLM": "its layers read the residual stream of earlier ones",
     "Step3TextForCausalLM": "transformers has no class of its attention to compare with",
 }
-"""Architectures that vLLM knows, without a class in transformers, and why they are not served."""
+"""Architectures without a class that writes text from text or images, and why: none is served."""
 
 
 def survey() -> dict[str, dict[str, Any]]:

@@ -94,7 +94,7 @@ def test_outputs_go_to_the_api_server_of_each_request(broker: EngineBroker) -> N
     two = Server(broker)
     one.add("a")
     two.add("b#0", "b#1")
-    client(broker).listener.started(["a", "b#0"])
+    client(broker).listener.started(["a", "b#0"], 0)
     ended = RequestDelta(request_id="b#1", token_ids=[9], finish_reason="stop")
     client(broker).listener.deliver(
         StepOutputs(["b#0", "a", "gone"], [1, 2, 3, 4], [ended], [2, 1, 1])
