@@ -11,8 +11,9 @@ from builtin_plugins.clients.reading_calls import reading_calls
 
 if TYPE_CHECKING:
     from builtin_plugins.clients.broker import messages
-    from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker, Session
+    from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker
     from builtin_plugins.clients.broker.client import BrokerClient
+    from builtin_plugins.clients.broker.open_requests import Session
     from builtin_plugins.clients.broker.sinks import ForwardingSink, forward_shared
 
 _LAZY = {
@@ -21,7 +22,7 @@ _LAZY = {
     "BrokerClient": "broker.client",
     "EngineBroker": "broker.broker",
     "ForwardingSink": "broker.sinks",
-    "Session": "broker.broker",
+    "Session": "broker.open_requests",
     "forward_shared": "broker.sinks",
     "messages": "broker",
 }

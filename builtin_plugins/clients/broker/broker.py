@@ -9,15 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from builtin_plugins.clients.broker.messages import Memory, Observed, Page, ReadPage, Status
+from builtin_plugins.clients.broker.open_requests import (
+    OpenGroup,
+    OpenRequests,
+    Session,
+    request_id_of,
+)
 from builtin_plugins.clients.broker.sinks import SharedSinks
 from builtin_plugins.clients.process.messages import (
     Abort,
@@ -46,27 +51,6 @@ ABORT: Final = "broker.abort"
 """Call that aborts the request of an id, whichever API server has it."""
 
 
-@dataclass(slots=True, eq=False)
-class OpenGroup:
-    """An open request: one sequence or several."""
-
-    session: Session
-    request_id: str
-    """Id that its API server knows it by."""
-    sequences: set[str]
-    accepted: Future[Any] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One API server, as long as its process lives."""
-
-    send: Callable[[Any], None]
-    groups: set[OpenGroup] = field(default_factory=set)
-    memory: bytes = b""
-    """Last report of its memory."""
-
-
 class EngineBroker:
     """Serves API servers with one client of the engines.
 
@@ -76,12 +60,9 @@ class EngineBroker:
     def __init__(self, config: EngineConfig, registry: Registry) -> None:
         """Start the engines; `wait` until they are ready."""
         self._lock = threading.Lock()
-        """Guards sessions and open requests; held for no call of the client."""
+        """Guards sessions; held for no call of the client."""
         self._sessions: list[Session] = []
-        self._groups: dict[str, OpenGroup] = {}
-        """Open requests by the id of each sequence."""
-        self._by_id: dict[str, OpenGroup] = {}
-        """Open requests by the id that their API server knows them by."""
+        self._open = OpenRequests()
         self._last_stats: dict[int, StepStats] = {}
         self._running: Running | None = None
         self._changed = threading.Event()
@@ -138,10 +119,8 @@ class EngineBroker:
         """Abort the requests of an API server that has ended."""
         with self._lock:
             self._sessions.remove(session)
-            groups = list(session.groups)
-            ids = [name for group in groups for name in group.sequences]
-            for group in groups:
-                self._forget(group)
+        groups = self._open.close_session(session)
+        ids = [name for group in groups for name in group.sequences]
         for group in groups:
             if group.accepted is not None:
                 group.accepted.cancel()
@@ -156,7 +135,7 @@ class EngineBroker:
             case Add():
                 self._add(session, message)
             case Abort():
-                self._abort(session, message)
+                self._abort(message)
             case Call(call, name, data):
                 self._call(session, call, name, data)
             case Observed():
@@ -168,15 +147,9 @@ class EngineBroker:
 
     def _add(self, session: Session, message: Add) -> None:
         ids = [request.request_id for request in message.requests]
-        name = ids[0] if len(ids) == 1 else ids[0].rpartition("#")[0]
-        group = OpenGroup(session, name, set(ids))
-        with self._lock:
-            is_known = any(each in self._groups for each in ids)
-            if not is_known:
-                session.groups.add(group)
-                self._by_id[name] = group
-                self._groups.update(dict.fromkeys(ids, group))
-        if is_known:
+        group = self._open.open(session, ids)
+        if group is None:
+            name = request_id_of(ids)
             error = InvalidRequest("request_id", f"{name!r} is in use by another request.")
             session.send(Answer(message.call, RemoteError.from_exception(error)))
             return
@@ -189,23 +162,15 @@ class EngineBroker:
             return
         error = future.exception()
         if error is not None:
-            with self._lock:
-                self._forget(group)
+            self._open.close(group)
+            self._changed.set()
         fault = None if error is None else RemoteError.from_exception(error)
         group.session.send(Answer(call, fault))
 
-    def _abort(self, session: Session, message: Abort) -> None:
-        with self._lock:
-            groups = {self._groups[each] for each in message.request_ids if each in self._groups}
-            ids = [name for name in message.request_ids if name in self._groups]
-            for group in groups:
-                group.sequences.difference_update(ids)
-                if not group.sequences:
-                    self._forget(group)
-            for name in ids:
-                self._groups.pop(name, None)
-        for group in groups:
-            if not group.sequences and group.accepted is not None:
+    def _abort(self, message: Abort) -> None:
+        ids, ended = self._open.close_sequences(message.request_ids)
+        for group in ended:
+            if group.accepted is not None:
                 group.accepted.cancel()  # it may wait until its engine is back
         if ids:
             self._client.abort(ids)
@@ -213,8 +178,7 @@ class EngineBroker:
 
     def _call(self, session: Session, call: int, name: str, data: bytes) -> None:
         if name == OPEN_IDS:
-            with self._lock:
-                ids = msgspec.json.encode(list(self._by_id))
+            ids = msgspec.json.encode(self._open.ids())
             session.send(Answer(call, found=[CallAnswer(scheduler=ids)]))
             return
         if name == ABORT:
@@ -233,12 +197,9 @@ class EngineBroker:
 
     def _abort_elsewhere(self, request_id: str) -> None:
         """Abort a request; its API server gets the last outputs."""
-        with self._lock:
-            group = self._by_id.get(request_id)
-            ids = [] if group is None else list(group.sequences)
-            if group is not None:
-                self._forget(group)
+        group = self._open.close_id(request_id)
         if group is not None:
+            ids = list(group.sequences)
             self._client.abort(ids)
             deltas = [RequestDelta(request_id=each, finish_reason="abort") for each in ids]
             group.session.send(Outputs(StepOutputs(deltas=deltas)))
@@ -246,8 +207,8 @@ class EngineBroker:
 
     def _page(self, session: Session, call: int, health: bytes) -> None:
         found: dict[str, Any] = msgspec.msgpack.decode(health)
+        found["open_requests"] = len(self._open)
         with self._lock:
-            found["open_requests"] = len(self._by_id)
             reports = [each.memory for each in self._sessions if each.memory]
         engine = (found.get("memory") or {}).get("engine") or ()
         found["memory"] = {"engine": [*engine, *reports]}
@@ -259,12 +220,7 @@ class EngineBroker:
     # --- the engines, in threads of the client
 
     def _started(self, request_ids: list[str], engine: int) -> None:
-        by_session: dict[Session, list[str]] = {}
-        with self._lock:
-            for each in request_ids:
-                if (group := self._groups.get(each)) is not None:
-                    by_session.setdefault(group.session, []).append(each)
-        for session, ids in by_session.items():
+        for session, ids in self._open.by_session(request_ids).items():
             session.send(Started(ids, engine))
 
     def _observe(self, stats: StepStats) -> None:
@@ -278,53 +234,15 @@ class EngineBroker:
             self._changed.set()
 
     def _deliver(self, outputs: StepOutputs) -> None:
-        for session, part in self._split(outputs).items():
+        for session, part in self._open.split(outputs).items():
             session.send(Outputs(part))
-
-    def _split(self, outputs: StepOutputs) -> Mapping[Session, StepOutputs]:
-        """Return the outputs of each session, and forget requests that have ended."""
-        parts: dict[Session, StepOutputs] = {}
-        counts: Sequence[int] = outputs.counts or [1] * len(outputs.request_ids)
-        position = 0
-        with self._lock:
-            for name, count in zip(outputs.request_ids, counts, strict=True):
-                end = position + count
-                if (group := self._groups.get(name)) is not None:
-                    part = parts.setdefault(group.session, StepOutputs([], [], [], []))
-                    part.request_ids.append(name)
-                    part.token_ids.extend(outputs.token_ids[position:end])
-                    if outputs.counts:
-                        part.counts.append(count)
-                position = end
-            for delta in outputs.deltas:
-                group = self._groups.get(delta.request_id)
-                if group is None:
-                    continue
-                part = parts.setdefault(group.session, StepOutputs([], [], [], []))
-                part.deltas.append(delta)
-                if delta.finish_reason is not None:
-                    del self._groups[delta.request_id]
-                    group.sequences.discard(delta.request_id)
-                    if not group.sequences:
-                        self._forget(group)
-        return parts
-
-    def _forget(self, group: OpenGroup) -> None:
-        """Remove a request; the lock is held."""
-        group.session.groups.discard(group)
-        if self._by_id.get(group.request_id) is group:
-            del self._by_id[group.request_id]
-        for each in group.sequences:
-            if self._groups.get(each) is group:
-                del self._groups[each]
-        self._changed.set()
+        if any(delta.finish_reason is not None for delta in outputs.deltas):
+            self._changed.set()
 
     # --- status, in its own thread
 
     def _status(self) -> Status:
-        with self._lock:
-            num_open = len(self._by_id)
-        return Status(self._client.status(), list(self._last_stats.values()), num_open)
+        return Status(self._client.status(), list(self._last_stats.values()), len(self._open))
 
     def _report(self) -> None:
         while not self._is_stopped:

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker, Session
+from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker
 from builtin_plugins.clients.broker.messages import Observed, Status
+from builtin_plugins.clients.broker.open_requests import Session
 from builtin_plugins.clients.broker.sinks import ForwardingSink, forward_shared
 from builtin_plugins.clients.process.messages import Abort, Add, Answer, Call, Outputs, Started
 from core.api import EngineConfig
