@@ -76,6 +76,7 @@ class Field:
     refuse: str | None = None
     neutral: Callable[[Any], bool] | None = None
     needs: tuple[str, ...] = ()
+    """Settings of which one must be set."""
 
     def refuses(self, value: Any) -> bool:
         """Return whether the option is unsupported and this value requests it."""

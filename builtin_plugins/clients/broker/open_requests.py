@@ -16,10 +16,13 @@ class OpenGroup:
     """An open request: one sequence or several."""
 
     session: Session
+    """Its API server."""
     request_id: str
     """Id that its API server knows it by."""
     sequences: set[str]
+    """Ids of its open sequences."""
     accepted: Future[Any] | None = None
+    """Done when its engine has queued it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +30,9 @@ class Session:
     """One API server, as long as its process lives."""
 
     send: Callable[[Any], None]
+    """Sends it a message."""
     groups: set[OpenGroup] = field(default_factory=set)
+    """Its open requests."""
     memory: bytes = b""
     """Last report of its memory."""
 

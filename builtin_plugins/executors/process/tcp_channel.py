@@ -55,7 +55,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     parent_key: str
     """The parent's public key."""
     public_key: str
+    """The child's public key."""
     secret_key: str
+    """The child's secret key."""
     host: str = ""
     """The child's own address for other ranks."""
 

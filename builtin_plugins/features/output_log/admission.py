@@ -65,6 +65,9 @@ class Admission:
 class OutputSink:
     """Metric sink that logs the outputs of ended requests."""
 
+    def __init__(self, config: EngineConfig) -> None:
+        """Create the sink; requests bring what their outputs are logged with."""
+
     def step(self, stats: StepStats) -> None:
         """Ignore steps."""
 

@@ -188,7 +188,6 @@ def test_flag_that_is_not_served_is_parsed_and_rejected(name: str) -> None:
         "--no-disable-hybrid-kv-cache-manager",
         "--swap-space 0",
         "--cp-kv-cache-interleave-size 1",
-        "--api-server-count 1",
         "--safetensors-load-strategy lazy",
         "--disable-cascade-attn",
         "--disable-custom-all-reduce",
@@ -302,9 +301,6 @@ def test_building_and_parsing_flags_is_fast() -> None:
 @pytest.mark.parametrize(
     ("short", "long", "value"),
     [
-        ("-dpn", "--data-parallel-rank", "1"),
-        ("-dpr", "--data-parallel-start-rank", "1"),
-        ("-dpl", "--data-parallel-size-local", "1"),
         ("-dpa", "--data-parallel-address", "host"),
         ("-dpp", "--data-parallel-rpc-port", "1"),
         ("-dpb", "--data-parallel-backend", "ray"),
@@ -313,7 +309,6 @@ def test_building_and_parsing_flags_is_fast() -> None:
         ("-n", "--nnodes", "2"),
         ("-r", "--node-rank", "1"),
         ("-ac", "--attention-config", '{"backend": "X"}'),
-        ("-asc", "--api-server-count", "2"),
         ("-dc", "--diffusion-config", '{"a": 1}'),
     ],
 )
@@ -327,9 +322,6 @@ def test_short_flags_of_planned_options_are_rejected_by_name(
 @pytest.mark.parametrize(
     ("short", "long"),
     [
-        ("-dph", "data-parallel-hybrid-lb"),
-        ("-dpe", "data-parallel-external-lb"),
-        ("-dpm", "data-parallel-multi-port-external-lb"),
         ("-ep", "enable-expert-parallel"),
     ],
 )

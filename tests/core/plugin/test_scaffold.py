@@ -232,7 +232,7 @@ def test_from_copies_a_builtin_architecture(
     )
     model = (folder / "engine_acme" / "model.py").read_text()
     assert 'ORACLE = "SeedOssForCausalLM"' in model
-    assert model.index("def _equal_layers(") < model.index("def seed_oss(")
+    assert model.index("def equal_layers(") < model.index("def seed_oss(")
     assert "builtin_plugins" not in model
     assert "def helium" not in model
     assert (
