@@ -38,7 +38,16 @@ def tokens_of(folder: Path, architecture: str, **settings: Any) -> list[list[int
     return [list(out.outputs[0].token_ids) for out in found]
 
 
-@pytest.mark.parametrize("architecture", sorted({**ARCHITECTURES, **ENCODER_DECODERS}))
+EVERY = sorted({**ARCHITECTURES, **ENCODER_DECODERS})
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if index % 3 == 0 else pytest.mark.slow)
+        for index, name in enumerate(EVERY)
+    ],
+)
 def test_captured_tokens_of_every_family_equal_eager(architecture: str, tmp_path: Path) -> None:
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
     replayed = tokens_of(folder, architecture, **ON_A_DEVICE)

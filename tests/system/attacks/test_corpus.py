@@ -29,6 +29,8 @@ from tests.system.attacks.server_under_test import (
 
 CORPUS = load_corpus()
 WITH_REQUESTS = [name for name, attack in CORPUS.items() if attack.request or attack.raw]
+LONG = {"deep-grammars", "schemas-that-are-none", "compiled-for-ever", "nested-stars"}
+"""Attacks that keep a compiler at work until its bound."""
 CONCURRENCY = 16
 WITHOUT_ASSERTS = {"PYTHONOPTIMIZE": "1"}
 """Like `python -O`, for child processes too."""
@@ -51,7 +53,10 @@ def server_without_asserts() -> Iterator[ServerUnderTest]:
         yield running
 
 
-@pytest.mark.parametrize("name", WITH_REQUESTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in WITH_REQUESTS],
+)
 def test_attack_gets_expected_answer_and_healthy_stream_is_unchanged(
     server: ServerUnderTest, client: HealthyClient, name: str
 ) -> None:

@@ -25,7 +25,9 @@ class Written(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = isinstance(out, torch.Tensor) and not any(
+        if not isinstance(out, torch.Tensor):
+            return out
+        made = not any(
             isinstance(x, torch.Tensor)
             and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
             for x in args
