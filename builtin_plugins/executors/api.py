@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from builtin_plugins.executors.process.remote_child import run_remote
     from builtin_plugins.executors.process.spawn import TICK_S, Child, thread_environment
     from builtin_plugins.executors.process.tcp_channel import (
+        LOST_EVENTS,
         Credentials,
         TcpListener,
+        client_socket,
         own_address,
     )
 
 __all__ = [
     "HEARTBEAT_S",
+    "LOST_EVENTS",
     "TICK_S",
     "Child",
     "Connected",
@@ -39,6 +42,7 @@ __all__ = [
     "RemoteProcess",
     "Start",
     "TcpListener",
+    "client_socket",
     "layer_partition",
     "own_address",
     "run_remote",
@@ -53,8 +57,10 @@ _MODULES: Final = {
     "RemoteChild": "remote",
     "RemoteProcess": "remote",
     "run_remote": "remote_child",
+    "LOST_EVENTS": "tcp_channel",
     "Credentials": "tcp_channel",
     "TcpListener": "tcp_channel",
+    "client_socket": "tcp_channel",
     "own_address": "tcp_channel",
 }
 """Modules that need ZeroMQ, by name."""

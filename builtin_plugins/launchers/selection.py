@@ -12,6 +12,9 @@ OPTION: Final = "launcher"
 IN_USE: Final = "launchers"
 """Name of the list of this process's launchers in `Registry.shared`."""
 LOCAL: Final = "local"
+NODES: Final = "nodes"
+NNODES: Final = "nnodes"
+"""Option: number of hosts that the ranks of an engine are on."""
 
 
 def make_launcher(config: EngineConfig, registry: Registry, name: str = "") -> Launcher:
@@ -23,3 +26,9 @@ def make_launcher(config: EngineConfig, registry: Registry, name: str = "") -> L
     launcher: Launcher = registry.load(chosen)(config, registry)
     registry.shared(IN_USE, list).append(launcher)
     return launcher
+
+
+def launcher_of_ranks(config: EngineConfig) -> str:
+    """Return the name of the ranks' launcher: with several nodes, one that reaches all of them."""
+    name: str = NODES if config.options.get(NNODES, 1) > 1 else config.options.get(OPTION, LOCAL)
+    return name

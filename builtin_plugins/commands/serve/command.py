@@ -13,6 +13,7 @@ from builtin_plugins.commands.serve.rank_servers import MULTI_PORT, RankServers
 from builtin_plugins.commands.serve.serving import serve
 from builtin_plugins.commands.serve.shared_state import num_api_servers
 from builtin_plugins.commands.serve.system import memory_limit, reopen_standard_streams
+from builtin_plugins.launchers.api import num_nodes
 from core.api import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ class Serve:
         config = context.config
         registry = context.registry
         pool = read_models(context)
+        if pool is not None and num_nodes(config) > 1:
+            raise ConfigError(
+                f"--nnodes: got {num_nodes(config)}; expected 1 with several models. Remove one of "
+                "them."
+            )
+        if config.options.get("headless"):
+            from builtin_plugins.launchers.api import run_node  # lazy: needs ZeroMQ
+
+            return run_node(config, registry, context.provenance.origins)
         if config.options.get(MULTI_PORT):
             found = RankServers(config).run()
             if isinstance(found, int):

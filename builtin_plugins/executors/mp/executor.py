@@ -35,7 +35,7 @@ from builtin_plugins.executors.mp.messages import (
 )
 from builtin_plugins.executors.mp.rank import RankProcess
 from builtin_plugins.executors.pipeline.partition import check_partition
-from builtin_plugins.launchers.api import Group, make_launcher
+from builtin_plugins.launchers.api import Group, launcher_of_ranks, make_launcher, ranks_per_node
 from builtin_plugins.platforms.api import usable_cores
 from core.api import EngineDead, EngineError
 from core.api.execution import ProcessFrozen, ProcessKilled, WorkerInfo
@@ -108,7 +108,7 @@ class ProcessExecutor:
     def __init__(
         self, config: EngineConfig, registry: Registry, source: ModelSource, *, launcher: str = ""
     ) -> None:
-        """`launcher`: name of the ranks' launcher; default: that of `--launcher`."""
+        """`launcher`: name of the ranks' launcher; default: that of the configuration."""
         check_partition(config, source, registry)
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of steps."""
@@ -116,7 +116,7 @@ class ProcessExecutor:
         self.depth = parallel.pipeline_parallel_size + bool(config.scheduler.async_scheduling)
         self._config = config
         self._plugins = registry.plan
-        self._launcher = make_launcher(config, registry, launcher)
+        self._launcher = make_launcher(config, registry, launcher or launcher_of_ranks(config))
         self._tensor = parallel.tensor_parallel_size
         self._size = self._tensor * parallel.pipeline_parallel_size
         self._ranks: list[RankProcess] = []
@@ -134,7 +134,8 @@ class ProcessExecutor:
         Raises the first rank's start error.
         """
         self._check_alive()
-        threads = self._config.device.num_threads or max(1, usable_cores() // self._size)
+        share = max(1, usable_cores() // ranks_per_node(self._config))
+        threads = self._config.device.num_threads or share
         environment = thread_environment(threads)
         # The ranks lead no process groups, so killing the engine's also reaches a frozen rank.
         group = Group("ranks", self._size)

@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine."""
+"""Ranks as processes."""
 
 from core.api import Entry, hookimpl
 
@@ -7,4 +7,11 @@ from core.api import Entry, hookimpl
 def engine_executors() -> list[Entry]:
     """Return the executor."""
     target = "builtin_plugins.executors.mp.executor:ProcessExecutor"
-    return [Entry("mp", target, "one process per rank on this machine", requires=("pyzmq>=26",))]
+    return [
+        Entry(
+            "mp",
+            target,
+            "one process per rank, on this machine or on --nnodes",
+            requires=("pyzmq>=26",),
+        )
+    ]

@@ -38,7 +38,7 @@ LOST_EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-"""Events of a child's socket after which no message arrives."""
+"""Events of a client's socket after which no message arrives."""
 WATCH_MS: Final = 100
 """Interval at which a child's watching thread looks whether its channel was closed."""
 ATTACH_S: Final = 30.0
@@ -115,17 +115,8 @@ class TcpListener:
         """
         parent_public, parent_secret = zmq.curve_keypair()
         public, secret = zmq.curve_keypair()
-        domain = f"channel {next(self._numbers)}"
-        self._authenticator.configure_curve_callback(domain, _OneKey(public))
-        sockets = [self._context.socket(kind) for kind in (zmq.PUSH, zmq.PULL)]
-        for each in sockets:
-            _limit(each)
-            each.zap_domain = domain.encode()
-            each.curve_server = True
-            each.curve_secretkey = parent_secret
-            each.ipv6 = ":" in self.host
-            each.bind(f"tcp://[{self.host}]:*" if each.ipv6 else f"tcp://{self.host}:*")
-        outgoing, incoming = sockets
+        outgoing = self.bind(zmq.PUSH, parent_secret, public)
+        incoming = self.bind(zmq.PULL, parent_secret, public)
         outgoing.set_hwm(0)  # a parent never blocks in `send`
         outgoing.sndtimeo = RETRY_MS
         credentials = Credentials(
@@ -136,6 +127,29 @@ class TcpListener:
             secret_key=secret.decode(),
         )
         return TcpChannel(outgoing, incoming, kinds, is_parent=True), credentials
+
+    def bind(
+        self, kind: int, secret_key: bytes, client_key: bytes, port: int | None = None
+    ) -> zmq.Socket[bytes]:
+        """Return a socket that accepts clients with one public key; default: any free port.
+
+        Raises `zmq.ZMQError` for a port in use.
+        """
+        bound = self._context.socket(kind)
+        _limit(bound)
+        domain = f"socket {next(self._numbers)}"
+        self._authenticator.configure_curve_callback(domain, _OneKey(client_key))
+        bound.zap_domain = domain.encode()
+        bound.curve_server = True
+        bound.curve_secretkey = secret_key
+        bound.ipv6 = ":" in self.host
+        host = f"[{self.host}]" if bound.ipv6 else self.host
+        try:
+            bound.bind(f"tcp://{host}:{'*' if port is None else port}")
+        except zmq.ZMQError:
+            bound.close(0)
+            raise
+        return bound
 
     def close(self) -> None:
         """Stop listening; channels were closed before. May be called twice."""
@@ -182,15 +196,12 @@ class TcpChannel(Channel):
 
         `on_loss` is called in a thread when the connection ends or the parent refuses it.
         """
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        outgoing, incoming = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL))
-        for each in (outgoing, incoming):
-            _limit(each)
-            each.reconnect_ivl = -1  # messages may be lost with a connection
-            each.curve_serverkey = credentials.parent_key.encode()
-            each.curve_publickey = credentials.public_key.encode()
-            each.curve_secretkey = credentials.secret_key.encode()
-            each.ipv6 = "[" in credentials.up
+        keys = (credentials.parent_key, credentials.public_key, credentials.secret_key)
+        is_ipv6 = "[" in credentials.up
+        outgoing, incoming = (
+            client_socket(kind, *(key.encode() for key in keys), ipv6=is_ipv6)
+            for kind in (zmq.PUSH, zmq.PULL)
+        )
         outgoing.sndtimeo = RETRY_MS
         channel = cls(outgoing, incoming, kinds, is_parent=False)
         channel._watch(incoming.get_monitor_socket(LOST_EVENTS), on_loss)
@@ -256,6 +267,21 @@ class TcpChannel(Channel):
 
     def hide(self) -> None:
         """Do nothing: there is no folder."""
+
+
+def client_socket(
+    kind: int, server_key: bytes, public_key: bytes, secret_key: bytes, *, ipv6: bool
+) -> zmq.Socket[bytes]:
+    """Return a socket that connects once, to a server with this public key."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    made = context.socket(kind)
+    _limit(made)
+    made.reconnect_ivl = -1  # messages may be lost with a connection
+    made.curve_serverkey = server_key
+    made.curve_publickey = public_key
+    made.curve_secretkey = secret_key
+    made.ipv6 = ipv6
+    return made
 
 
 def _limit(each: zmq.Socket[bytes]) -> None:

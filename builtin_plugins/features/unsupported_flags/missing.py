@@ -102,13 +102,8 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "data_parallel_address": (Text, None),
         "data_parallel_rpc_port": (Number, None),
         "data_parallel_backend": (str, "mp"),
-        "headless": (bool, False),
     },
-    "Multi-node and context parallelism": {
-        "master_addr": (str, "127.0.0.1"),
-        "master_port": (int, 29501),
-        "nnodes": (int, 1),
-        "node_rank": (int, 0),
+    "Context parallelism, and settings of collectives": {
         "distributed_timeout_seconds": (Number, None),
         "cpu_distributed_timeout_seconds": (Number, None),
         "prefill_context_parallel_size": (int, 1),

@@ -15,6 +15,7 @@ from core_kernels.library import Library, load_library, use_isa
 from core_kernels.speed import prefers_int8
 
 from builtin_plugins.clients.api import ranks_here
+from builtin_plugins.launchers.api import ranks_per_node
 from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
 from builtin_plugins.platforms.machine import usable_cores
@@ -105,7 +106,7 @@ class CpuPlatform:
                 f"--num-threads: got {threads}; expected up to {limit} on a machine of {cores} "
                 "cores. Lower it, or remove it for one thread per core."
             )
-        torch.set_num_threads(threads or max(1, usable_cores() // num_ranks(config)))
+        torch.set_num_threads(threads or max(1, usable_cores() // ranks_per_node(config)))
         self._isa = config.options.get("isa") or ""
         try:
             use_isa(self._isa)
@@ -124,14 +125,14 @@ class CpuPlatform:
         flag = config.cache.kv_cache_memory_bytes
         if flag is not None:
             return flag
-        ranks = num_ranks(config) * ranks_here(config)
+        ranks = ranks_per_node(config) * ranks_here(config)
         left = self.free_memory_bytes(config) - weight_bytes
         return max(MIN_KV_BYTES, min(MAX_DEFAULT_KV_BYTES // ranks, int(left * SHARE_OF_FREE)))
 
     def free_memory_bytes(self, config: EngineConfig) -> int:
         """Return this rank's share of the memory that was free before loading, or is free now."""
         free = free_memory_bytes() if self._free_bytes is None else self._free_bytes
-        return free // (num_ranks(config) * ranks_here(config))
+        return free // (ranks_per_node(config) * ranks_here(config))
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return lazily zeroed memory, so an unused cache takes none.

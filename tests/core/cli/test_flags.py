@@ -306,8 +306,6 @@ def test_building_and_parsing_flags_is_fast() -> None:
         ("-dpb", "--data-parallel-backend", "ray"),
         ("-pcp", "--prefill-context-parallel-size", "2"),
         ("-dcp", "--decode-context-parallel-size", "2"),
-        ("-n", "--nnodes", "2"),
-        ("-r", "--node-rank", "1"),
         ("-ac", "--attention-config", '{"backend": "X"}'),
         ("-dc", "--diffusion-config", '{"a": 1}'),
     ],

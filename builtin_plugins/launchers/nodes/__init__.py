@@ -1,0 +1,1 @@
+"""Processes on several hosts (nodes) without a cluster manager."""
