@@ -57,6 +57,7 @@ NOTES: Final[Mapping[str, str]] = {
     "attention_backend": "plugin names: `engine plugins explain attention_backends`; see the "
     "[names in vLLM](../extend/kernels.md#gpu-platform)",
     "block_size": "chosen by the platform in vLLM",
+    "data_parallel_backend": "`mp`, or the name of a launcher; `ray` is `engine-ray`",
     "disable_fastapi_docs": "there is a description at `/openapi.json`, and no page",
     "distributed_executor_backend": "`uni`, `mp`, or a plugin; `ray` is `engine-ray`",
     "dtype": "`auto` selects bfloat16 for float16 checkpoints on CPUs",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from builtin_plugins.clients.ranks import RANK, place_here, ranks_here
+from builtin_plugins.launchers.api import is_local
 from core.api import ConfigError, EngineConfig
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,15 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 def bind_to_share(config: EngineConfig) -> None:
     """Bind this process, and threads and ranks that it starts, to its engine's share of the cores.
 
+    Another launcher than `local` decides itself where its processes run, and with which devices.
+
     Memory comes from the node of the core that touches it first, so it is local as well.
     """
     rank: int | None = config.options.get(RANK)
     num_engines = ranks_here(config)
     if rank is None or num_engines == 1 or config.options.get(BINDING) == "none":
         return
-    if not hasattr(os, "sched_setaffinity"):
+    if not hasattr(os, "sched_setaffinity") or not is_local(config):
         return
     parallel = config.parallel
     threads = config.device.num_threads or 1
@@ -118,7 +121,7 @@ def device_environment(
 
     Raises `ConfigError` for fewer GPUs than engines.
     """
-    if config.device.device == "cpu":
+    if config.device.device == "cpu" or not is_local(config):
         return {}
     devices = _visible_gpus(environment, gpus)
     num_engines = ranks_here(config)

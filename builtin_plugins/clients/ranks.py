@@ -14,6 +14,9 @@ RANK: Final = "data_parallel_rank"
 """Option: in a server's configuration its only rank, in an engine's configuration its own."""
 START: Final = "data_parallel_start_rank"
 SIZE_LOCAL: Final = "data_parallel_size_local"
+BACKEND: Final = "data_parallel_backend"
+MP: Final = "mp"
+"""Backend whose processes are started by the launcher of `--launcher`."""
 
 
 def local_ranks(config: EngineConfig) -> range:
@@ -23,6 +26,12 @@ def local_ranks(config: EngineConfig) -> range:
     """
     options = config.options
     size = config.parallel.data_parallel_size
+    backend = options.get(BACKEND, MP)
+    if backend != MP and size == 1:
+        raise ConfigError(
+            f"--data-parallel-backend: got {backend} with one engine; expected "
+            f"--data-parallel-size 2 or more. Use --launcher {backend} for one engine."
+        )
     rank: int | None = options.get(RANK)
     start: int | None = options.get(START)
     local: int | None = options.get(SIZE_LOCAL)

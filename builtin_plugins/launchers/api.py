@@ -5,15 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.launchers.contract import ChildProcess, Group, Launcher
 from builtin_plugins.launchers.nodes.layout import num_nodes, ranks_per_node
-from builtin_plugins.launchers.selection import launcher_of_ranks, make_launcher
+from builtin_plugins.launchers.selection import (
+    OPTION,
+    is_local,
+    launcher_of_ranks,
+    make_launcher,
+)
 
 if TYPE_CHECKING:
     from builtin_plugins.launchers.nodes.node import run_node
 
 __all__ = [
+    "OPTION",
     "ChildProcess",
     "Group",
     "Launcher",
+    "is_local",
     "launcher_of_ranks",
     "make_launcher",
     "num_nodes",

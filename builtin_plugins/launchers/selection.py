@@ -17,6 +17,11 @@ NNODES: Final = "nnodes"
 """Option: number of hosts that the ranks of an engine are on."""
 
 
+def is_local(config: EngineConfig) -> bool:
+    """Return whether the launcher of `--launcher` starts processes of this machine."""
+    return bool(config.options.get(OPTION, LOCAL) == LOCAL)
+
+
 def make_launcher(config: EngineConfig, registry: Registry, name: str = "") -> Launcher:
     """Return a new launcher: the named one, or that of `--launcher`.
 

@@ -20,10 +20,18 @@ from builtin_plugins.clients.moved import with_previous_engine
 from builtin_plugins.clients.process.engine_calls import EngineCalls
 from builtin_plugins.clients.process.request_tracker import OpenRequest
 from builtin_plugins.clients.process.supervised import Supervised
-from builtin_plugins.clients.ranks import RANK, SIZE_LOCAL, local_ranks, ranks_here
+from builtin_plugins.clients.ranks import (
+    BACKEND,
+    MP,
+    RANK,
+    SIZE_LOCAL,
+    local_ranks,
+    ranks_here,
+)
 from builtin_plugins.clients.reading_calls import reading_calls
+from builtin_plugins.launchers.api import OPTION, is_local
 from builtin_plugins.platforms.api import usable_cores
-from core.api import EngineConfig, EngineDead, EngineError, Registry
+from core.api import ConfigError, EngineConfig, EngineDead, EngineError, Registry
 from core.api.execution import CallAnswer, EngineRequest, RequestDelta, StepOutputs
 from core.api.kv import chain_root, extend_chain, span_extra_keys
 from core.api.serving import EngineStatus, Listener, Running
@@ -93,7 +101,7 @@ class DataParallelClient:
                 name=f"engine {engine.rank}",
                 rank=engine.rank,
                 on_loss=partial(self._move, engine),
-                environment=device_environment(config, engine.rank),
+                environment=device_environment(shared, engine.rank),
             )
 
     def wait(self) -> Running:
@@ -318,8 +326,19 @@ class DataParallelClient:
 
 
 def _share(config: EngineConfig) -> EngineConfig:
-    """Return the configuration of each engine: with its share of the machine's cores."""
+    """Return the configuration of each engine: its launcher, and its share of the machine's cores.
+
+    Raises `ConfigError` for two launchers.
+    """
     options = {**config.options, SIZE_LOCAL: ranks_here(config)}
+    backend = options.get(BACKEND, MP)
+    if backend != MP:
+        if not is_local(config) and options[OPTION] != backend:
+            raise ConfigError(
+                f"--data-parallel-backend: got {backend} next to --launcher {options[OPTION]}; "
+                "expected one of them. Remove one."
+            )
+        options[OPTION] = backend
     config = replace(config, options=options)
     if config.device.num_threads is not None:
         return config

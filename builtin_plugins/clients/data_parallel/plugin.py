@@ -46,7 +46,7 @@ def engine_admission_extensions(config: EngineConfig) -> list[Any]:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Return which ranks this server has, and whether each is bound to its share of the cores."""
+    """Return which ranks this server has, how they are started, and whether they are bound."""
     rank = Annotated[int, Range(0, 1023)] | None
     return [
         Option(
@@ -79,6 +79,13 @@ def engine_options() -> list[Option]:
             Annotated[int, Range(1, 1024)] | None,
             None,
             "Number of engines on this machine, which share its cores and memory; default: all.",
+        ),
+        Option(
+            "data_parallel_backend",
+            str,
+            "mp",
+            "How the engines and their ranks are started: mp (by --launcher), or by the launcher "
+            "of this name, such as ray.",
         ),
         Option(
             "data_parallel_cpu_binding",

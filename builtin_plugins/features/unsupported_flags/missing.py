@@ -101,7 +101,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "Engines on other hosts": {
         "data_parallel_address": (Text, None),
         "data_parallel_rpc_port": (Number, None),
-        "data_parallel_backend": (str, "mp"),
     },
     "Context parallelism, and settings of collectives": {
         "distributed_timeout_seconds": (Number, None),

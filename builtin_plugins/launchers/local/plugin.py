@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.clients.api import broker_connection
 from builtin_plugins.launchers.selection import IN_USE, LOCAL, OPTION
 from core.api import ConfigError, Entry, Option, hookimpl
 
@@ -36,6 +37,8 @@ def engine_options() -> list[Option]:
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     """Raise `ConfigError` if a launcher was chosen for an engine that starts no process."""
     name = config.options[OPTION]
+    if broker_connection(registry) is not None:  # the broker's process has the launcher
+        return []
     if name != LOCAL and not registry.shared(IN_USE, list):
         raise ConfigError(
             f"--launcher: got {name}; expected local, because this engine runs in one process. "

@@ -66,6 +66,7 @@ def test_mode_decides_the_ranks_of_a_server(
         (4, {"size_local": 2}, "--data-parallel-size-local"),
         (4, {"size_local": 5}, "--data-parallel-size-local"),
         (4, {"size_local": 2, "start_rank": 3}, "--data-parallel-start-rank"),
+        (1, {"backend": "ray"}, "--data-parallel-backend"),
     ],
 )
 def test_contradicting_flags_are_refused_by_name(
@@ -123,6 +124,8 @@ def test_each_engine_gets_a_gpu_of_its_own(tmp_path: Path) -> None:
     assert device_environment(two, 1, {}, tmp_path / "none") == {}
     on_cpu = replace(two, device=DeviceConfig(device="cpu"))
     assert device_environment(on_cpu, 1, {}, tmp_path) == {}
+    on_ray = replace(config(4), options={"launcher": "ray"})
+    assert device_environment(on_ray, 1, {}, tmp_path) == {}
     with pytest.raises(
         ConfigError, match=r"--data-parallel-size: got 4 engines; expected .* 3 GPU"
     ):

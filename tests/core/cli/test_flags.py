@@ -303,7 +303,6 @@ def test_building_and_parsing_flags_is_fast() -> None:
     [
         ("-dpa", "--data-parallel-address", "host"),
         ("-dpp", "--data-parallel-rpc-port", "1"),
-        ("-dpb", "--data-parallel-backend", "ray"),
         ("-pcp", "--prefill-context-parallel-size", "2"),
         ("-dcp", "--decode-context-parallel-size", "2"),
         ("-ac", "--attention-config", '{"backend": "X"}'),
