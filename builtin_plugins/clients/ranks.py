@@ -16,7 +16,7 @@ START: Final = "data_parallel_start_rank"
 SIZE_LOCAL: Final = "data_parallel_size_local"
 BACKEND: Final = "data_parallel_backend"
 MP: Final = "mp"
-"""Backend whose processes are started by the launcher of `--launcher`."""
+"""Backend that leaves the launcher to `--launcher`."""
 
 
 def local_ranks(config: EngineConfig) -> range:
