@@ -65,9 +65,12 @@ def _content(content: Any, where: str, keep_parts: bool) -> str | list[dict[str,
     if content is None or isinstance(content, str):
         text = content or ""
         return [{"type": "text", "text": text}] if keep_parts else text
+    if isinstance(content, Mapping):
+        part = _part(content, where) if keep_parts else _part_text(content, where)
+        return [part] if isinstance(part, dict) else part
     if not isinstance(content, list):
         raise InvalidRequest(
-            where, f"must be a text or a list of parts, not {type(content).__name__}."
+            where, f"must be a text, a part or a list of parts, not {type(content).__name__}."
         )
     if keep_parts:
         return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]

@@ -134,7 +134,7 @@ class Completions:
         defaults = self._engine.sampling_defaults
         sampling = sampling_params(others, defaults, stream=fields.stream, **overrides)
         candidates = candidate_params(fields, sampling)
-        prompts = await self._prompts(fields, keep=sampling.truncate_prompt_tokens, client=client)
+        prompts = await self._prompts(fields, sampling.truncate_prompt_tokens, client)
         if len(prompts) * candidates.n > MAX_SEQUENCES:
             raise InvalidRequest(
                 "n" if candidates is sampling else "best_of",
@@ -157,18 +157,25 @@ class Completions:
             run_ids=[engine_id(f"{head.id}-{i}") for i in range(len(prompts))],
         )
 
-    async def _prompts(self, fields: CompletionFields, **reading: Any) -> list[dict[str, Any]]:
+    async def _prompts(
+        self, fields: CompletionFields, keep: int | None, client: str
+    ) -> list[dict[str, Any]]:
         """Return the token ids of every prompt, and its text to echo.
 
-        All prompts are tokenized, and so validated, before the first one starts.
+        All prompts are tokenized, and so validated, before the first one starts. As in vLLM,
+        prompts that are cut to no token have no answers.
         """
         out = _embedded_prompts(fields)
         if fields.prompt is None and not out:
             raise InvalidRequest("prompt", "is missing; give a text or token ids.")
         prompts = [] if fields.prompt is None else split_prompts(fields.prompt)
+        if keep == 0:
+            return []
         for prompt in prompts:
             if isinstance(prompt, str):
-                ids = await self._engine.tokenize(prompt, fields.add_special_tokens, **reading)
+                ids = await self._engine.tokenize(
+                    prompt, fields.add_special_tokens, keep=keep, client=client
+                )
                 await asyncio.sleep(0)  # a thousand texts would delay every other stream
                 text = {"prompt": prompt} if fields.echo else {}
                 out.append({**text, "prompt_token_ids": ids})

@@ -38,6 +38,8 @@ def _mended(message: Object, path: str, left_out: LeftOut, *, is_last: bool) -> 
     found = without_nulls(message, keep=("content",))
     if found["role"] == "function":  # OpenAI's former name
         found["role"] = "tool"
+    if isinstance(found.get("content"), dict):  # one part, without its list
+        found["content"] = [found["content"]]
     is_result = found["role"] == "tool"
     if is_result or not is_last:
         content = found.get("content")

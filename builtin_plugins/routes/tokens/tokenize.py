@@ -34,6 +34,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     tools: list[dict[str, Any]] = []
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -51,6 +52,7 @@ class TokenizeRoutes:
         self._engine = engine
         self._strict = bool(config.options.get("strict_fields"))
         self._serves_info = bool(config.options.get("enable_tokenizer_info_endpoint"))
+        self._trusts_templates = bool(config.options.get("trust_request_chat_template"))
         self._folder = config.model.tokenizer or engine.source.path
 
     def routes(self) -> Sequence[Route]:
@@ -97,6 +99,11 @@ class TokenizeRoutes:
                 fields.prompt, special is not False, client=client
             )
             return ids
+        if fields.chat_template is not None and not self._trusts_templates:
+            raise InvalidRequest(
+                "chat_template",
+                "is not taken from requests; --trust-request-chat-template allows it.",
+            )
         add_generation_prompt = fields.add_generation_prompt
         if add_generation_prompt is None:
             add_generation_prompt = not fields.continue_final_message
@@ -110,6 +117,7 @@ class TokenizeRoutes:
             client=client,
             add_special_tokens=bool(special),
             tools=fields.tools or None,
+            chat_template=fields.chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_kwargs=fields.chat_template_kwargs,

@@ -405,3 +405,15 @@ def test_byte_order_mark_of_template_is_read_away(tmp_path):
     path.write_text(LOOP, encoding="utf-8-sig")
     assert renderer(given=str(path)).render(USER) == "[user]hi"
     assert renderer("\N{ZERO WIDTH NO-BREAK SPACE}" + LOOP).render(USER) == "[user]hi"
+
+
+@pytest.mark.parametrize("content_format", ["string", "openai"])
+def test_content_that_is_one_part_is_that_part(content_format):
+    template = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+    subject = renderer(template, content_format=content_format)
+    part = {"type": "text", "text": "hi"}
+    expected = subject.render([{"role": "user", "content": [part]}])
+    assert subject.render([{"role": "user", "content": part}]) == expected
+    for wrong in ({"type": "image_url"}, {"type": "text"}, {}):
+        with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content"):
+            subject.render([{"role": "user", "content": wrong}])

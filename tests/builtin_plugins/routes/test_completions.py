@@ -84,6 +84,23 @@ def test_echo_repeats_the_prompt(api, read_events):
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abcabc"
 
 
+@pytest.mark.parametrize("prompt", ["abc", [1, 2], ["a", "b"]])
+def test_prompts_cut_to_no_token_have_no_choices(api, read_events, prompt):
+    body = api.complete(prompt, truncate_prompt_tokens=0).json()
+    assert (body["choices"], body["usage"]["total_tokens"]) == ([], 0)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    (end,) = read_events(api.complete(prompt, truncate_prompt_tokens=0, **options))
+    assert (end["choices"], end["usage"]["total_tokens"]) == ([], 0)
+    refused = api.complete(None, truncate_prompt_tokens=0)
+    assert refused.json()["error"]["param"] == "prompt"
+
+
+def test_default_length_of_completions_is_sixteen_tokens(api):
+    body = api.complete("x" * 30).json()
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
 def test_prompt_scoring_generates_no_tokens(api):
     body = api.complete("abc", echo=True, logprobs=1, max_tokens=0).json()
     choice = body["choices"][0]

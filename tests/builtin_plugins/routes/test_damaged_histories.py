@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from builtin_plugins.chat_renderers.jinja.renderer import JinjaRenderer
+from builtin_plugins.routes.common.mending import LeftOut
+from builtin_plugins.routes.openai.mending import mend_messages
 from builtin_plugins.servers.http.server import HttpServer
 from core.config import EngineConfig
 from core.testing.echo_engine import EchoEngine
@@ -351,3 +353,12 @@ def test_last_message_of_a_user_is_checked(strict_api: Any, protocol: str) -> No
     reply = send(strict_api, path, {name: [unreadable(protocol)], **limit})
     assert reply.status_code == 400
     assert f"{name}[0].content[0]" in reply.json()["error"]["param"]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_content_that_is_one_part_becomes_a_list(is_last: bool) -> None:
+    part = {"type": "text", "text": "hi"}
+    message = {"role": "user", "content": part}
+    body: dict[str, Any] = {"messages": [message] if is_last else [message, {"role": "user"}]}
+    mend_messages(body, LeftOut())
+    assert body["messages"][0]["content"] == [part]

@@ -42,6 +42,18 @@ def test_tokenize_renders_messages(api):
     assert body["tokens"] == [97, 98]
 
 
+def test_tokenize_takes_a_chat_template_with_the_trust_flag(api, make_api):
+    body = {"messages": [{"role": "user", "content": "ab"}], "chat_template": "{{ 1 }}"}
+    refused = api.call("POST", "/tokenize", json=body).json()["error"]
+    assert (refused["param"], "--trust-request-chat-template" in refused["message"]) == (
+        "chat_template",
+        True,
+    )
+    trusting = make_api(trust_request_chat_template=True)
+    assert trusting.call("POST", "/tokenize", json=body).status_code == 200
+    assert trusting.engine.rendered[-1]["chat_template"] == "{{ 1 }}"
+
+
 def test_tokenize_needs_prompt_or_messages(api):
     for body in ({}, {"prompt": "a", "messages": []}):
         assert api.call("POST", "/tokenize", json=body).json()["error"]["param"] == "prompt"
