@@ -124,10 +124,10 @@ class HttpClient:
         await self._exchange(method, path, body, pieces.append)
         return b"".join(pieces)
 
-    async def stream(self, path: str, body: bytes, take: Take) -> None:
+    async def stream(self, path: str, body: bytes, take: Take, request_id: str = "") -> None:
         """Post a request and pass each event's data to `take` as it arrives.
 
-        Raises as `call`, and what `take` raises.
+        `request_id` is sent as `X-Request-Id`. Raises as `call`, and what `take` raises.
         """
         rest = b""
 
@@ -141,16 +141,20 @@ class HttpClient:
                     if line.startswith(b"data:"):
                         take(line[5:].lstrip())
 
-        await self._exchange("POST", path, body, split)
+        own = f"X-Request-Id: {request_id}\r\n" if request_id else ""
+        await self._exchange("POST", path, body, split, own)
 
     async def close(self) -> None:
         """Close all connections."""
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _exchange(self, method: str, path: str, body: bytes, take: Take) -> None:
+    async def _exchange(
+        self, method: str, path: str, body: bytes, take: Take, own_fields: str = ""
+    ) -> None:
         request_line = f"{method} {self._prefix}{path} HTTP/1.1\r\n"
-        head = f"{request_line}{self._fields}Content-Length: {len(body)}\r\n\r\n"
+        fields = f"{self._fields}{own_fields}Content-Length: {len(body)}\r\n\r\n"
+        head = request_line + fields
         async with asyncio.timeout(self._timeout_s):
             while True:
                 connection = self._idle.pop() if self._idle else await self._connect()

@@ -1,14 +1,15 @@
-"""Shared code of the benchmarks that run an engine in this process."""
+"""Shared code of the benchmarks that start an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from builtin_plugins.commands.bench.workload import Sample, TokenIds
 from core.api import ConfigError, EngineError, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
+    from builtin_plugins.commands.bench.async_engine import AsyncEngine
     from core import LLM
     from core.api import CommandContext
 
@@ -16,21 +17,29 @@ COMMON_IDS = 1000
 """Vocabulary size to use if it is unknown."""
 
 
-def open_engine(context: CommandContext) -> LLM:
-    """Start the engine of the command line."""
+@overload
+def open_engine(context: CommandContext) -> LLM: ...
+@overload
+def open_engine(context: CommandContext, *, is_async: bool) -> LLM | AsyncEngine: ...
+def open_engine(context: CommandContext, *, is_async: bool = False) -> LLM | AsyncEngine:
+    """Start the engine of the command line: in this process, or the engine of servers."""
     # lazy: torch is slow to import
+    if is_async:
+        from builtin_plugins.commands.bench.async_engine import AsyncEngine
+
+        return AsyncEngine(context.config, context.registry)
     from core import LLM
 
     return LLM.from_config(context.config, context.registry)
 
 
-def units_of(llm: LLM) -> TokenIds:
+def units_of(llm: LLM | AsyncEngine) -> TokenIds:
     """Return the source of random prompts for this engine."""
     tokenizer = llm.get_tokenizer()
     return TokenIds(COMMON_IDS if tokenizer is None else tokenizer.vocab_size, tokenizer)
 
 
-def check_lengths(llm: LLM, samples: Sequence[Sample]) -> None:
+def check_lengths(llm: LLM | AsyncEngine, samples: Sequence[Sample]) -> None:
     """Raise `ConfigError` if a request exceeds the context length."""
     context = llm.config.model.max_model_len or 0
     longest = max(samples, key=lambda sample: (sample.prompt_tokens or 0) + sample.output_tokens)

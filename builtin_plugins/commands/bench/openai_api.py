@@ -116,7 +116,13 @@ class Api:
         return msgspec.json.encode(fields | dict(self.extra))
 
     async def send(
-        self, sample: Sample, began_s: float, *, model: str = "", keep_text: bool = False
+        self,
+        sample: Sample,
+        began_s: float,
+        *,
+        model: str = "",
+        request_id: str = "",
+        keep_text: bool = False,
     ) -> Outcome:
         """Send a request and read its answer; errors are stored in the outcome."""
         body = self.body(sample, model)
@@ -151,7 +157,7 @@ class Api:
         outcome.sent_s = clock()
         outcome.start_s = outcome.sent_s - began_s
         try:
-            await self.client.stream(self.endpoint, body, take)
+            await self.client.stream(self.endpoint, body, take, request_id)
         except TimeoutError:
             outcome.error = "no end within --request-timeout-sec"
         except (HttpError, OSError, msgspec.MsgspecError) as error:
@@ -213,22 +219,29 @@ async def run_load(
     max_concurrency: int | None,
     keep_text: bool,
     done: Callable[[], None],
+    id_prefix: str = "",
 ) -> Run:
-    """Send every request at its time, limited by `max_concurrency`; wait for all answers."""
+    """Send every request at its time, limited by `max_concurrency`; wait for all answers.
+
+    With `id_prefix` their ids are the prefix and their number.
+    """
     seats = (
         contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
     )
     cpu_s = time.process_time()
     began_s = time.perf_counter()
 
-    async def one(sample: Sample, due: float, model: str) -> Outcome:
+    async def one(index: int, sample: Sample, due: float, model: str) -> Outcome:
+        request_id = f"{id_prefix}{index}" if id_prefix else ""
         await asyncio.sleep(began_s + due - time.perf_counter())
         async with seats:
-            outcome = await api.send(sample, began_s, model=model, keep_text=keep_text)
+            outcome = await api.send(
+                sample, began_s, model=model, request_id=request_id, keep_text=keep_text
+            )
         done()
         return outcome
 
     outcomes = await asyncio.gather(
-        *(one(*each) for each in zip(samples, due_s, models, strict=True))
+        *(one(*each) for each in zip(range(len(samples)), samples, due_s, models, strict=True))
     )
     return Run(list(outcomes), time.perf_counter() - began_s, time.process_time() - cpu_s)

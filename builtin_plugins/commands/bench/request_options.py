@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
@@ -55,6 +56,12 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         help="which adapter a request uses (default: random)",
     )
     add(
+        "--request-id-prefix",
+        default="",
+        metavar="TEXT",
+        help="X-Request-Id of each measured request: this text and its number (default: no id)",
+    )
+    add(
         "--ramp-up-strategy",
         choices=STRATEGIES,
         help="how the request rate grows over the run",
@@ -64,7 +71,12 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_request_options(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` for a ramp-up that is not whole, or next to a rate."""
+    """Raise `ConfigError` for wrong ids, and for a ramp-up that is not whole or next to a rate."""
+    if re.search(r"[^!-~]", args.request_id_prefix):
+        raise ConfigError(
+            f"--request-id-prefix: got {args.request_id_prefix!r}; expected printable ASCII "
+            "without spaces, as headers take it. Change it."
+        )
     rates = {"start": args.ramp_up_start_rps, "end": args.ramp_up_end_rps}
     for name, rate in rates.items():
         if args.ramp_up_strategy is None and rate is not None:

@@ -340,6 +340,7 @@ async def _measure(args: argparse.Namespace, extra: Mapping[str, Any]) -> tuple[
                 max_concurrency=args.max_concurrency,
                 keep_text=args.save_detailed,
                 done=lambda: progress.update(1),
+                id_prefix=args.request_id_prefix,
             )
             if args.profile:
                 await _call(client, "/stop_profile")

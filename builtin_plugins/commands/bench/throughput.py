@@ -33,6 +33,7 @@ from builtin_plugins.commands.bench.report import (
 from builtin_plugins.commands.bench.workload import Sample, add_dataset, check_dataset, make_samples
 
 if TYPE_CHECKING:
+    from builtin_plugins.commands.bench.async_engine import AsyncEngine
     from core import LLM
     from core.api import CommandContext
 
@@ -54,7 +55,12 @@ class Throughput:
             "--backend",
             choices=("vllm",),
             default="vllm",
-            help="vLLM's name of the engine in this process",
+            help="vLLM's name of this engine",
+        )
+        parser.add_argument(
+            "--async-engine",
+            action="store_true",
+            help="measure `AsyncLLM`, the engine of servers, in a process of its own",
         )
         parser.add_argument(
             "--num-iters", type=int, default=1, metavar="N", help="measured runs (default: 1)"
@@ -78,7 +84,7 @@ class Throughput:
         check_output(args)
         where = conditions()
         rng = Random(context.config.model.seed)
-        with open_engine(context) as llm:
+        with open_engine(context, is_async=args.async_engine) as llm:
             units = units_of(llm)
             rounds = [make_samples(args, units, rng) for _ in range(args.num_iters)]
             for samples in rounds:
@@ -105,7 +111,7 @@ class Throughput:
         return 0
 
 
-def _generate(llm: LLM, samples: list[Sample], args: argparse.Namespace) -> Measured:
+def _generate(llm: LLM | AsyncEngine, samples: list[Sample], args: argparse.Namespace) -> Measured:
     """Return seconds, prompt tokens, generated tokens and draft counts."""
     prompts: list[Any] = [
         sample.prompt if isinstance(sample.prompt, str) else {"prompt_token_ids": sample.prompt}

@@ -134,6 +134,12 @@ def test_plot_without_matplotlib_names_the_install(
     assert "`pip install core[bench]`" in capsys.readouterr().err
 
 
+def test_throughput_of_the_async_engine_counts_every_token(tmp_path: Path) -> None:
+    sizes = words("--num-prompts 6 --input-len 10 --output-len 4 --num-warmups 1 --async-engine")
+    result = measure(tmp_path, "throughput", *SCRIPTED, *sizes)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (60, 24)
+
+
 def test_throughput_counts_every_token(tmp_path: Path, capsys: Printed) -> None:
     flags = words(
         "--num-prompts 6 --input-len 10 --output-len 4 --num-iters 3 --random-prefix-len 2"

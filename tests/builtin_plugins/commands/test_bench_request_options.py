@@ -88,6 +88,14 @@ def test_sampling_flags_are_fields_of_every_request(server: Any) -> None:
         assert headers["X-Mine"] == "yes"
 
 
+def test_request_ids_are_a_prefix_and_a_number(server: Any) -> None:
+    got = bench(server, "--request-id-prefix", "mine-")
+    ids = {headers.get("X-Request-Id") for _, _, headers in got}
+    assert ids == {"mine-0", "mine-1", "mine-2", "mine-3"}
+    server.got.clear()
+    assert not any("X-Request-Id" in headers for _, _, headers in bench(server))
+
+
 def test_defaults_are_greedy_and_ignore_the_end(server: Any) -> None:
     for _, body, _ in bench(server, "--ignore-eos", "--served-model-name", "mine"):
         assert (body["temperature"], body["ignore_eos"], body["model"]) == (0, True, "mine")
@@ -134,6 +142,7 @@ def test_ramp_up_raises_the_rate(strategy: str, expected: list[float]) -> None:
             "--request-rate",
         ),
         ("--header nothing", "--header"),
+        ("--request-id-prefix \u00e4-", "--request-id-prefix"),
     ],
 )
 def test_wrong_options_are_refused_by_name(
