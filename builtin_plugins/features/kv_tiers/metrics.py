@@ -60,6 +60,16 @@ class TierStatus:
             evicted=self._index.num_evicted,
         )
 
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that requests got from the tier."""
+        return self._reads.hit_tokens
+
+    @property
+    def missed_tokens(self) -> int:
+        """Prompt tokens of ended requests that neither the device nor a tier had."""
+        return self._reads.missed_tokens
+
     def info(self) -> Mapping[str, str]:
         """Return the info labels: connector, state and the reason of a failure."""
         degraded = self._degraded()
@@ -111,8 +121,16 @@ class TierMetrics:
         return {**worst, "connector": ", ".join(info["connector"] for info in infos)}
 
     def numbers(self) -> Mapping[str, float]:
-        """Return the numbers of each tier, by metric and `tier` label."""
-        numbers = dict[str, float]()
+        """Return vLLM's numbers of all tiers, and those of each by metric and `tier` label.
+
+        Tiers are looked up for the tokens that the device has not: those found, and those missed.
+        """
+        found = sum(tier.status.hit_tokens for tier in self._tiers)
+        missed = max(tier.status.missed_tokens for tier in self._tiers)
+        numbers = {
+            "external_prefix_cache_hits_total": float(found),
+            "external_prefix_cache_queries_total": float(found + missed),
+        }
         num_same = Counter[str]()
         for tier in self._tiers:
             connector = tier.status.connector

@@ -48,6 +48,8 @@ class BlockReads:
         """Blocks that could not be loaded, or did not match their checksum."""
         self.hit_tokens = 0
         """Prompt tokens that requests got from the tier."""
+        self.missed_tokens = 0
+        """Prompt tokens of ended requests that neither the device nor a tier had."""
         self._queue: deque[tuple[RequestLoad, InFlightTransfer]] = deque()
         """Reads that have not begun."""
         self._loads: dict[str, RequestLoad] = {}

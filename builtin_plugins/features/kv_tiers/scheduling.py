@@ -181,6 +181,8 @@ class KVTierScheduler:
             request, self._writes.pending
         )
         self._reads.forget(request.request_id)
+        if request.started and self._can_load:
+            self._reads.missed_tokens += request.prompt_len - request.num_cached
         if self._lookup is not None:
             self._lookup.forget(request.request_id)
         num_tokens = min(request.num_cached, len(request.keys) * self._hash_size)

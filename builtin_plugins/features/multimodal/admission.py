@@ -174,7 +174,7 @@ class MultimodalAdmission:
         counts = [(item.modality, item.num_tokens) for item in answer.items]
         runs = self._locate(prompt.token_ids, counts)
         items = [
-            RequestItem(item.modality, item.content_hash, item.num_tokens, own)
+            RequestItem(item.modality, item.content_hash, item.num_tokens, own, item.was_known)
             for item, own in zip(answer.items, runs, strict=True)
         ]
         longest = max((run.length for own in runs for run in own), default=0)

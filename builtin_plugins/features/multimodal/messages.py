@@ -34,6 +34,8 @@ class RequestItem(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int
     """Number of placeholder tokens: the rows of its embeddings."""
     runs: list[ItemRun]
+    was_known: bool = False
+    """Whether an earlier request had the item processed."""
 
 
 class RequestItems(msgspec.Struct, array_like=True, frozen=True):
@@ -112,6 +114,8 @@ class PreparedItem(msgspec.Struct, frozen=True):
     modality: str
     content_hash: bytes
     num_tokens: int
+    was_known: bool = False
+    """Whether an earlier request had the item processed."""
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):

@@ -104,11 +104,16 @@ class ProcessorWorker:
 
     def _prepare(self, request: Prepare) -> Prepared:
         found: list[tuple[bytes, ProcessedItem]] = []
+        known: list[bool] = []
         for raw in request.items:
             found.append(self._process(raw, request))
+            known.append(not found[-1][1].tensors)
             self._store.hold(request.holder, [found[-1][0]])
         items = [item for _, item in found]
-        listed = [PreparedItem(item.modality, h, item.num_tokens) for h, item in found]
+        listed = [
+            PreparedItem(item.modality, content_hash, item.num_tokens, was_known)
+            for (content_hash, item), was_known in zip(found, known, strict=True)
+        ]
         if request.text is None:
             ids = self._processor.expand_ids(request.token_ids, items)
             return Prepared(request.number, listed, token_ids=ids)

@@ -49,6 +49,10 @@ class Counters:
     """Items that a step found in the encoder cache."""
     evicted: int = 0
     """Items that were removed from the encoder cache."""
+    processed: int = 0
+    """Items of requests: those that the input processor looked up in its store."""
+    known: int = 0
+    """Those of them that it found there."""
 
 
 class EncoderScheduler:
@@ -100,6 +104,8 @@ class EncoderScheduler:
                 )
                 raise PluginError(str(failed), NAME, failed) from error
             self._holders[items.holder] = store, set()
+            self.counters.processed += len(items.items)
+            self.counters.known += sum(item.was_known for item in items.items)
         self._requests[request.request_id] = request, items
         self._holders[items.holder][1].add(request.request_id)
 
@@ -253,6 +259,8 @@ class EncoderScheduler:
             "mm_encoder_cache_hits_total": self.counters.hits,
             "mm_encoder_cache_evictions_total": self.counters.evicted,
             "mm_encoder_cache_tokens": sum(self._cache.values()),
+            "mm_cache_queries_total": self.counters.processed,
+            "mm_cache_hits_total": self.counters.known,
         }
 
 

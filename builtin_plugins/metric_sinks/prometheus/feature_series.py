@@ -15,19 +15,27 @@ from builtin_plugins.metric_sinks.providers import Histogram, split_labels
 def feature_metrics(answers: Sequence[bytes], prefix: str, model: str) -> Iterator[Metric]:
     """Yield the metrics in the answers of the engines' processes, with a series per engine."""
     metrics: dict[str, Metric] = {}
+
+    def full_name(name: str) -> str:
+        # vLLM's engine_sleep_state has our default prefix already
+        return name if prefix and name.startswith(prefix) else prefix + name
+
     for answer in answers:
         reported = msgspec.json.decode(answer)
         labels = {"model_name": model, "engine": str(reported.get("engine", 0))}
         for name, info in reported.get("infos", {}).items():
-            metric = metrics.setdefault(name, Metric(prefix + name, "Info of a feature.", "gauge"))
-            metric.add_sample(prefix + name, {**labels, **info}, 1.0)
+            full = full_name(name)
+            metric = metrics.setdefault(name, Metric(full, "Info of a feature.", "gauge"))
+            metric.add_sample(full, {**labels, **info}, 1.0)
         for labelled_name, value in reported.get("numbers", {}).items():
             name, own = split_labels(labelled_name)
-            metric = metrics.setdefault(name, _number(prefix + name))
-            metric.add_sample(prefix + name, {**labels, **own}, value)
+            full = full_name(name)
+            metric = metrics.setdefault(name, _number(full))
+            metric.add_sample(full, {**labels, **own}, value)
         for name, (bounds, counts, total) in reported.get("histograms", {}).items():
-            metric = metrics.setdefault(name, _histogram(prefix + name))
-            add_samples(metric, prefix + name, Histogram(bounds, counts, total), labels)
+            full = full_name(name)
+            metric = metrics.setdefault(name, _histogram(full))
+            add_samples(metric, full, Histogram(bounds, counts, total), labels)
     yield from metrics.values()
 
 

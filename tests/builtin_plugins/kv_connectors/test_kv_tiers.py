@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.features.kv_tiers.metrics import TierMetrics
 from core import LLM, SamplingParams
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
@@ -77,6 +78,24 @@ def test_second_run_loads_all_full_blocks(
             assert min(found) == 64  # all full blocks of 70 tokens
         assert only_tier(llm).status.counts.loaded > len(PROMPTS)
         assert only_tier(llm).status.counts.load_failures == 0
+
+
+def test_hits_and_queries_of_tiers_are_counted_in_tokens() -> None:
+    extra = {"cpu_bytes_to_use": 4 << 20}
+    with open_llm("offload", extra, num_gpu_blocks_override=200) as llm:  # no preemption
+
+        def counted() -> tuple[float, float]:
+            numbers = TierMetrics([only_tier(llm)]).numbers()
+            name = "external_prefix_cache"
+            return numbers[f"{name}_hits_total"], numbers[f"{name}_queries_total"]
+
+        run(llm)
+        length = sum(map(len, PROMPTS))
+        assert counted() == (0, length)
+        settle(llm)
+        assert llm.reset_prefix_cache()
+        _, found = run(llm)
+        assert counted() == (sum(found), 2 * length)
 
 
 def test_disk_blocks_survive_restart_for_the_same_layout_only(

@@ -118,14 +118,14 @@ NOT_HERE = {
     "corrupted_requests": "a request with logits that are no numbers fails, and is in "
     "request_success with its reason",
     "engine_sleep_state": "reported by the feature, with --enable-sleep-mode",
-    "external_prefix_cache_hits": "kv_connector_hit_tokens says it of each tier",
-    "external_prefix_cache_queries": "tiers look up blocks, not tokens",
+    "external_prefix_cache_hits": "reported by the feature, with --kv-transfer-config",
+    "external_prefix_cache_queries": "reported by the feature, with --kv-transfer-config",
     "kv_block_idle_before_evict_seconds": "reported by the feature, with --kv-cache-metrics",
     "kv_block_lifetime_seconds": "reported by the feature, with --kv-cache-metrics",
     "kv_block_reuse_gap_seconds": "reported by the feature, with --kv-cache-metrics",
     "lora_requests_info": "reported by the feature, with --enable-lora",
-    "mm_cache_hits": "no images, audio or video",
-    "mm_cache_queries": "no images, audio or video",
+    "mm_cache_hits": "reported by the feature, with a model that reads images",
+    "mm_cache_queries": "reported by the feature, with a model that reads images",
     "nixl_bytes_transferred": "no transfer of caches between machines",
     "nixl_num_descriptors": "no transfer of caches between machines",
     "nixl_num_failed_notifications": "no transfer of caches between machines",
@@ -278,6 +278,28 @@ def test_feature_gauges_are_grouped_by_metric():
     ):
         assert line in text.splitlines()
     assert text.count("# TYPE engine_acme_total counter") == 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"),
+    [
+        ("engine_", "engine_sleep_state"),
+        ("vllm:", "vllm:engine_sleep_state"),
+        ("", "engine_sleep_state"),
+    ],
+)
+def test_prefix_that_a_feature_name_has_is_not_doubled(prefix, name):
+    answer_fields = {"process": "engine", "pid": 1, "resident": 1, "heap_free": 0, "owners": {}}
+    reported = {
+        "numbers": {with_label("engine_sleep_state", "sleep_state", "awake"): 1},
+        "infos": {"engine_acme_info": {"a": "b"}},
+        "histograms": {"engine_acme_seconds": ((0.5,), [1, 0], 0.1)},
+    }
+    answer = msgspec.json.encode(answer_fields | reported)
+    sink = make_sink(metrics_prefix=prefix)
+    lines = text_of(sink, {**HEALTH, "memory": {"engine": [answer]}}).splitlines()
+    assert f'{name}{{engine="0",model_name="default",sleep_state="awake"}} 1.0' in lines
+    assert not any("engine_engine" in line for line in lines)
 
 
 def sink_of_two():

@@ -82,9 +82,11 @@ def hashes(answer: Prepared) -> list[bytes]:
 def test_equal_images_are_processed_once(worker: ProcessorWorker) -> None:
     first = prepare(worker, picture(), picture("blue"), picture())
     assert [item.num_tokens for item in first.items] == [3, 3, 3]
+    assert [item.was_known for item in first.items] == [False, False, True]
     assert first.text == "a" + IMAGE * 9
     again = prepare(worker, picture("blue"))
     assert hashes(first) == [hashes(first)[0], *hashes(again), hashes(first)[0]]
+    assert [item.was_known for item in again.items] == [True]
     assert worker._processor.calls == 2
 
 

@@ -78,6 +78,7 @@ class Batch:
         *,
         look_ahead: LookAhead = "",
         holder: str = "",
+        was_known: bool = False,
     ) -> None:
         """Add a request; parts are (text tokens, item of as many tokens as its number)."""
         prompt: list[int] = []
@@ -86,7 +87,7 @@ class Batch:
             prompt += [1 + len(prompt) % 5] * gap
             run = ItemRun(len(prompt), number, 0)
             prompt += [VOCAB - 1] * number
-            items.append(RequestItem("image", key_of(number), number, [run]))
+            items.append(RequestItem("image", key_of(number), number, [run], was_known))
         prompt.append(3)
         runs = [(run.start, run.start + run.length) for item in items for run in item.runs]
         together = {"": [], "items": runs, "prompt": [(0, len(prompt))]}[look_ahead]
@@ -213,6 +214,16 @@ def test_equal_items_are_encoded_once_and_prefix_hits_never(folder: str) -> None
     batch.add("c", [(3, 8), (2, 5)])
     batch.run()
     assert sorted(batch.encoded) == [key_of(5), key_of(8)]
+
+
+def test_items_of_requests_and_those_processed_before_are_counted(folder: str) -> None:
+    batch = Batch(limits(), folder)
+    batch.add("a", [(3, 8), (2, 5)])
+    batch.add("b", [(3, 8)], was_known=True)
+    batch.add("c", [(3, 8)], was_known=True, holder="b")  # another sequence of the same request
+    batch.run()
+    gauges = batch.half.gauges()
+    assert (gauges["mm_cache_queries_total"], gauges["mm_cache_hits_total"]) == (3, 1)
 
 
 def test_an_evicted_item_is_encoded_once_more(folder: str) -> None:
