@@ -10,6 +10,7 @@ from typing import Final
 _NEAR: Final = 0.7
 """Minimum similarity of a misspelt name to the suggested one."""
 _FAMILY_END: Final = re.compile(r"(?<=[a-z0-9A-Z])(?=For[A-Z])")
+_SWITCH_START: Final = re.compile(r"^--(?:no-)?(?:enable|disable)-")
 
 
 class EngineError(Exception):
@@ -159,7 +160,7 @@ def error_by_name(kind: str, message: str) -> EngineError | None:
 def did_you_mean(name: str, known: Iterable[str], limit: int = 1) -> str:
     """Return `; did you mean 'x'?` for up to `limit` similar known names, or an empty string.
 
-    Ignores case. Architecture names are compared without their common ends (`ForCausalLM`).
+    Ignores case. Names are compared without common starts (`--enable-`) and ends (`ForCausalLM`).
     """
     by_folded = {one.casefold(): one for one in known}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=limit, cutoff=_NEAR)
@@ -168,5 +169,8 @@ def did_you_mean(name: str, known: Iterable[str], limit: int = 1) -> str:
 
 
 def _family_is_near(name: str, other: str) -> bool:
-    one, two = (_FAMILY_END.split(text, maxsplit=1)[0].casefold() for text in (name, other))
+    one, two = (
+        _SWITCH_START.sub("", _FAMILY_END.split(text, maxsplit=1)[0].casefold())
+        for text in (name, other)
+    )
     return difflib.SequenceMatcher(None, one, two).ratio() >= _NEAR

@@ -36,6 +36,15 @@ def test_unrelated_architecture_gets_no_suggestion(written: str) -> None:
     assert did_you_mean(written, ARCHITECTURES) == ""
 
 
+def test_common_start_alone_gives_no_suggestion() -> None:
+    known = ["--enable-prefix-caching", "--disable-log-stats"]
+    assert did_you_mean("--enable-reasoning", known) == ""
+    assert (
+        did_you_mean("--enable-prefix-cahing", known) == "; did you mean '--enable-prefix-caching'?"
+    )
+    assert did_you_mean("--disable-log-stat", known) == "; did you mean '--disable-log-stats'?"
+
+
 def test_common_suffix_alone_gives_no_suggestion() -> None:
     assert did_you_mean("--guided-decoding-backend", ["--kv-offloading-backend"]) == ""
 
