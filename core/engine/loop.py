@@ -18,6 +18,7 @@ from core.contracts.telemetry import StepStats
 from core.contracts.workers import Executor
 from core.engine.queue_limits import NO_LIMITS, QueueLimits
 from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, run_all
+from core.scheduler_dump import describe
 from core.step import CallAnswer, EngineRequest, RequestDelta, StepOutputs, StepPlan
 
 if TYPE_CHECKING:
@@ -219,17 +220,16 @@ class EngineCore:
 
     def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
         """A whole step failed: end the requests in flight; others and the loop continue."""
-        log.exception("a step failed; its requests end with an error, the engine continues")
+        log.exception("a step failed, and its requests with it; %s", describe(self.scheduler))
         for _ in self._in_flight[1:]:
             try:
                 self.executor.collect()
             except Exception:
                 log.exception("a step in flight after the failed one failed too")
         self._in_flight.clear()
+        message = f"{type(error).__name__}: {error}"
         if isinstance(error, PluginError):
             message = error.client_message(None)
-        else:
-            message = f"{type(error).__name__}: {error}"
         return self._ended(self.scheduler.fail_in_flight(message))
 
     def _stats(self, step_s: float = 0.0, plan: StepPlan | None = None) -> StepStats:

@@ -17,6 +17,7 @@ from core.engine.loop import EngineCore
 from core.engine.resolve import resolve
 from core.errors import EngineDead, public_message
 from core.plugin import Registry
+from core.scheduler_dump import describe
 from core.step import CallAnswer, EngineRequest, RequestDelta
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class ThreadClient:
                 pass
         except BaseException as error:
             self._error = error
-            log.exception("the engine loop has ended")
+            log.exception("the engine loop has ended; %s", describe(self._core.scheduler))
             self._listener.died(error)
         finally:
             # set before the inbox is emptied, for concurrent `_run_soon`

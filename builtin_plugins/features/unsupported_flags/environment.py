@@ -36,6 +36,7 @@ REPLACEMENTS: Final[Mapping[str, str]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "--disable-frontend-multiprocessing",
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--step-timeout",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--step-timeout",
+    "VLLM_GC_DEBUG": "--gc-debug",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "--timeout-keep-alive",
     "VLLM_IMAGE_FETCH_TIMEOUT": "--media-fetch-timeout",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "--max-restarts",

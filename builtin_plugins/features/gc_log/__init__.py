@@ -1,0 +1,1 @@
+"""A log of garbage collections (`--gc-debug`)."""
