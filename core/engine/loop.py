@@ -220,7 +220,8 @@ class EngineCore:
 
     def _fail_in_flight(self, error: BaseException) -> list[RequestDelta]:
         """A whole step failed: end the requests in flight; others and the loop continue."""
-        log.exception("a step failed, and its requests with it; %s", describe(self.scheduler))
+        state = describe(self.scheduler)
+        log.exception("a step and its requests failed; %s", state)
         for _ in self._in_flight[1:]:
             try:
                 self.executor.collect()

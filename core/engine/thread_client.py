@@ -104,7 +104,8 @@ class ThreadClient:
                 pass
         except BaseException as error:
             self._error = error
-            log.exception("the engine loop has ended; %s", describe(self._core.scheduler))
+            state = describe(self._core.scheduler)
+            log.exception("the engine loop ended; %s", state)
             self._listener.died(error)
         finally:
             # set before the inbox is emptied, for concurrent `_run_soon`

@@ -10,8 +10,8 @@ from core.api import EngineConfig, Option, Registry, hookimpl
 @hookimpl
 def engine_options() -> list[Option]:
     text = (
-        "Log each garbage collection of Python in the engine's and the API process: its generation, "
-        "its time, and what it freed."
+        "Log each garbage collection of the engine's and the API process: generation, time, and "
+        "number of freed objects."
     )
     return [Option("gc_debug", bool, False, text)]
 

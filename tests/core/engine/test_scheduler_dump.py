@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,8 @@ def test_engine_that_dies_logs_its_requests(caplog: pytest.LogCaptureFixture) ->
     engine = AsyncLLM("scripted:", disable_frontend_multiprocessing=True, **SETTINGS)
 
     async def die() -> None:
-        core = engine._client._core
+        client: Any = engine._client
+        core = client._core
 
         def fail() -> None:
             raise EngineDead("a worker process has ended")
