@@ -10,13 +10,14 @@ from core import AsyncLLM
 from core.api import RequestOutput, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, Registry
+    from core.api import EngineConfig
+    from core.api.plugins import LoadedRegistry
 
 
 class AsyncEngine:
     """The engine of servers; its calls block until all requests have ended."""
 
-    def __init__(self, config: EngineConfig, registry: Registry) -> None:
+    def __init__(self, config: EngineConfig, registry: LoadedRegistry) -> None:
         self._runner = asyncio.Runner()
         """Event loop of all requests."""
         self._engine = AsyncLLM.from_config(config, registry)
