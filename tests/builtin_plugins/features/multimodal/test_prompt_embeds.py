@@ -174,3 +174,17 @@ def test_embeddings_are_refused_by_render_routes_and_token_ids_are_not(folder: P
         assert [each["token_ids"] for each in rendered.json()] == [PROMPTS[0]]
     finally:
         engine.shutdown()
+
+
+def test_embeddings_alone_without_the_switch_are_refused_by_their_own_field(folder: Path) -> None:
+    given = base64.b64encode(save({"x": embeddings_of(folder, PROMPTS[0])})).decode()
+    settings = {**SETTINGS, "enable_prompt_embeds": False}
+    engine = AsyncLLM(str(folder), disable_frontend_multiprocessing=True, **settings)
+    try:
+        app = HttpServer(engine, engine.config, [OpenAIRoutes(engine, engine.config)]).app
+        body = {"prompt_embeds": given, "max_tokens": 4}
+        refused = send_to(app, "POST", "/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_embeds")
+        assert "--enable-prompt-embeds" in refused.json()["error"]["message"]
+    finally:
+        engine.shutdown()
