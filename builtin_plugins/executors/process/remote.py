@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Protocol
 
 from builtin_plugins.executors.process.messages import Connected, Failed, Start
@@ -20,6 +21,8 @@ from core.api.execution import ProcessKilled
 FIRST_STAGE: Final = "waiting for the process"
 LAST_MESSAGES_S: Final = 1.0
 """Time for messages that an ended child has sent."""
+CHECK_S: Final = 1.0
+"""Interval of looks at a child that sends messages all the time."""
 END_S: Final = 30.0
 """Longest wait for the end of a killed child."""
 
@@ -61,6 +64,9 @@ class RemoteChild:
         self._channel, self.credentials = listener.listen(kinds | Hello | StageBegun)
         self._started_s = time.monotonic()
         self._exit: Exit | None = None
+        self._end_s = inf
+        """When the messages of an ended child have arrived."""
+        self._check_s = 0.0
         self._channel.send(start)
 
     @property
@@ -74,6 +80,7 @@ class RemoteChild:
         """True until its end is known."""
         if self._exit is None:
             self._exit = self.process.exit()
+            self._end_s = inf if self._exit is None else time.monotonic() + LAST_MESSAGES_S
         return self._exit is None
 
     def send(self, message: Any) -> None:
@@ -85,7 +92,14 @@ class RemoteChild:
 
         Raises the child's `EngineError`, or one with its exit reason if it could not send any.
         """
+        now_s = time.monotonic()
+        # A child whose launcher has lost it may live on, and send heartbeats.
+        if now_s >= self._end_s:
+            raise self._end()
         message = self._channel.receive(timeout_s)
+        if message is not None and now_s >= self._check_s:
+            self._check_s = now_s + CHECK_S
+            self.is_alive  # noqa: B018 - notes an end
         if message is None and not self.is_alive:
             message = self._channel.receive(LAST_MESSAGES_S)
             if message is None:

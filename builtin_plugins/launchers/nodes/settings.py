@@ -81,6 +81,8 @@ def check_nodes(config: EngineConfig) -> None:
             f"--headless: got {found}; expected {expected}. The node with rank 0 serves; run "
             "`engine serve MODEL --headless` on each other."
         )
+    if not is_head:
+        return  # the head checks what it sends
     if size % nodes:
         raise ConfigError(
             f"--nnodes: got {nodes} for {size} ranks (--tensor-parallel-size times "

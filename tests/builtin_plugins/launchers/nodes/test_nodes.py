@@ -43,14 +43,15 @@ class NodeUnderTest:
     def __init__(self, folder: Path, model: Path, *flags: str, restarts: bool = False) -> None:
         command = ["serve", str(model), "--headless", "--node-rank", "1", "--node-address", NODE]
         self._command = [sys.executable, "-P", "-c", COMMAND, *command, *flags]
-        self._log = (folder / "node.log").open("w+")
+        self._log = folder / "node.log"
         self._restarts = restarts
         self.process = self._start()
         self._orchestrator = threading.Thread(target=self._follow)
         self._orchestrator.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*self._command, "--log-level", "info"], stderr=self._log)
+        with self._log.open("a") as log:
+            return subprocess.Popen([*self._command, "--log-level", "info"], stderr=log)
 
     def _follow(self) -> None:
         self.process.wait()
@@ -62,15 +63,13 @@ class NodeUnderTest:
         return ranks(self.process.pid)
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        return self._log.read_text()
 
     def close(self) -> None:
         self._restarts = False
         while self._orchestrator.is_alive():
             self.process.kill()
             self._orchestrator.join(0.1)
-        self._log.close()
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +148,7 @@ def test_model_with_other_weights_on_the_node_is_refused_by_name(
         launcher = NodesLauncher(config_from_kwargs(head, OPTIONS), builtins())
         launcher._open_port()
         try:
-            assert node.process.wait(TIMEOUT_S) == 1
+            assert node.process.wait(TIMEOUT_S) == 2
         finally:
             launcher.close()
         assert "MODEL: got other files" in node.log()
