@@ -75,7 +75,7 @@ NOTES: Final[Mapping[str, str]] = {
     "counts the waiting ones",
     "max_num_scheduled_tokens": "lowers `--max-num-batched-tokens`, which counts draft tokens, too",
     "max_num_seqs": "default: 128, offline 256",
-    "master_port": "also needs `--node-key`: see [several hosts](../guides/scaling.md#several-hosts)",
+    "master_port": "needs `--node-key`: [several hosts](../guides/scaling.md#several-hosts)",
     "model": "argument of `engine serve`, as in vLLM",
     "pooler_config": "[pooler keys](../guides/pooling.md#pooler-configuration); unknown ones are "
     "rejected",

@@ -93,7 +93,7 @@ class RemoteChild:
         Raises the child's `EngineError`, or one with its exit reason if it could not send any.
         """
         now_s = time.monotonic()
-        # A child whose launcher has lost it may live on, and send heartbeats.
+        # A child that its launcher has lost may live on, and send heartbeats.
         if now_s >= self._end_s:
             raise self._end()
         message = self._channel.receive(timeout_s)

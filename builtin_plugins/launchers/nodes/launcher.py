@@ -38,8 +38,8 @@ class NodesLauncher:
         self._settings = NodeSettings.from_config(config)
         if self._settings.node_rank:
             raise ConfigError(
-                f"--node-rank: got {self._settings.node_rank}; expected 0, since this engine is the "
-                "head. Run `engine serve MODEL --headless` on the other nodes."
+                f"--node-rank: got {self._settings.node_rank}; expected 0, since this engine is "
+                "the head. Run `engine serve MODEL --headless` on the other nodes."
             )
         self._keys = read_keys(self._settings.key_file) if self._settings.num_nodes > 1 else None
         self._listener = TcpListener(self._settings.master_addr, "--master-addr")

@@ -120,7 +120,8 @@ def difference(config: EngineConfig, given: dict[str, str], node: str) -> str:
     for name, value in given.items():
         if own.get(name) != value:
             flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
-            return f"{flag}: got {value} on {node}; expected {own.get(name)}, as on the head. Correct it."
+            expected = f"expected {own.get(name)}, as on the head"
+            return f"{flag}: got {value} on {node}; {expected}. Correct it."
     return ""
 
 

@@ -110,7 +110,7 @@ def started(
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
-def test_two_nodes_give_the_tokens_of_one_and_listen_where_they_are_told(
+def test_two_nodes_give_the_tokens_of_one_and_listen_at_their_addresses(
     tensor: int, pipeline: int, llama: Path, meeting: dict[str, Any], tmp_path: Path
 ) -> None:
     with open_engine(llama, tensor, pipeline) as llm:
