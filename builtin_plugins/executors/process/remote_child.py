@@ -34,7 +34,7 @@ class RemoteParentChannel(TcpChannel, ParentChannel):
 
 
 def run_remote(credentials: Credentials) -> int:
-    """Run the role that the parent sends; return the exit status.
+    """Run the role that the parent sends; return the exit status when its messages have left.
 
     The process exits if the connection to the parent is lost.
     """
@@ -42,7 +42,10 @@ def run_remote(credentials: Credentials) -> int:
     channel.input_lines = queue.SimpleQueue()
     channel.host = credentials.host
     channel.send(Hello(os.getpid(), credentials.host))
-    return run_role(channel)
+    status = run_role(channel)
+    # sent messages have a second to arrive
+    zmq.Context.instance().destroy(linger=1000)
+    return status
 
 
 def main() -> None:
@@ -52,8 +55,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     credentials = msgspec.json.decode(sys.stdin.readline(), type=Credentials)
     status = run_remote(credentials)
-    # sent messages have a second to arrive
-    zmq.Context.instance().destroy(linger=1000)
     # threads stuck in a collective or a driver must not block the exit
     os._exit(status)
 

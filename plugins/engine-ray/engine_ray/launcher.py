@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from builtin_plugins.executors.api import (
@@ -69,6 +70,7 @@ class ActorProcess:
             return Exit("this process has left the Ray cluster", was_killed=True)
         ready, _ = ray.wait([self._result], timeout=0)
         if ready:
+            self.kill()  # an actor stays after its role, as long as there is a handle
             try:
                 status = ray.get(self._result)
             except RayError as error:
@@ -92,12 +94,14 @@ class ActorProcess:
 
 
 class RayLauncher:
-    """Starts one actor per process, and one placement group per launch group."""
+    """Starts an actor per process in the placement group of its engine."""
 
     def __init__(self, config: EngineConfig, registry: Registry) -> None:
         del registry
         self._config = config
         self._options = config.options
+        parallel = config.parallel
+        self._num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         _connect(self._options["ray_address"])
         self.host: str = ray.util.get_node_ip_address()
         self._listener = TcpListener(self.host, "address of this Ray node")
@@ -110,21 +114,20 @@ class RayLauncher:
         child = RemoteChild(self._listener, what, kinds)
         runtime_env = dict(self._options["ray_runtime_env"] or {})
         variables = {**environment, **runtime_env.get("env_vars", {})}
+        placement = self._placement(group)
+        resources = self._resources()
+        if group.leads and self._num_ranks > 1:
+            resources = {}  # its ranks do the work
         options: dict[str, Any] = {
             "runtime_env": {**runtime_env, "env_vars": variables},
             "max_restarts": 0,
-            "num_cpus": 0,
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement, placement_group_bundle_index=what.rank if group.size > 1 else 0
+            ),
         }
-        placement = self._placement(group)
-        if placement is not None:
-            resources = self._resources()
-            options["num_cpus"] = resources.pop("CPU", 0)
-            options["num_gpus"] = resources.pop("GPU", 0)
-            options["resources"] = resources
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement,
-                placement_group_bundle_index=what.rank if group.size > 1 else 0,
-            )
         actor = ray.remote(Role).options(**options).remote()
         result = actor.run.remote(msgspec.json.encode(child.credentials))
         child.process = ActorProcess(actor, result, placement)
@@ -134,15 +137,14 @@ class RayLauncher:
         default = {"GPU": 1.0} if self._config.device.device == "cuda" else {"CPU": 1.0}
         return dict(self._options["ray_resources"] or default)
 
-    def _placement(self, group: Group) -> PlacementGroup | None:
-        """Return the placement group; None for an engine process that leaves the work to ranks."""
-        parallel = self._config.parallel
-        num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        if group.leads and num_ranks > 1:
-            return None
+    def _placement(self, group: Group) -> PlacementGroup:
+        """Return the placement group; an engine and its ranks share one, which outlives both."""
+        current = get_current_placement_group() if group.size > 1 else None
+        if current is not None:
+            return current
         if group.name not in self._placements:
             strategy = self._options["ray_placement_strategy"]
-            bundles = [self._resources()] * group.size
+            bundles = [self._resources()] * self._num_ranks
             self._placements[group.name] = placement_group(bundles, strategy=strategy)
         return self._placements[group.name]
 

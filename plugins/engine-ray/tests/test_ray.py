@@ -1,25 +1,32 @@
-"""Ranks on two local Ray nodes: the tokens of `mp`, recovery after kill -9, and nothing left."""
+"""Engines on two local Ray nodes: the tokens of `mp`, recovery after kill -9, and nothing left."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ray
+from clusters import (
+    actor_pids,
+    assert_nothing_is_left,
+    kill_raylet,
+    placements,
+    start_cluster,
+)
 from ray.cluster_utils import Cluster
-from ray.util import placement_group_table
 
 from core import AsyncLLM
 from core.errors import EngineError
@@ -32,34 +39,31 @@ from tests.builtin_plugins.executors.test_mp_executor import (
     generate,
     open_engine,
 )
-from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.slow
 PLUGINS = ["+engine_ray.plugin", "no:structured_outputs"]
-NODE = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
-
-
-def start_cluster() -> Cluster:
-    """Return a cluster of two nodes; Ray's limit of 30 s for a start is fixed, so try twice."""
-    for last in (False, True):
-        try:
-            cluster = Cluster(initialize_head=True, head_node_args=NODE)
-            cluster.add_node(**{**NODE, "include_dashboard": None})
-            cluster.wait_for_nodes()
-            return cluster
-        except Exception as error:  # noqa: BLE001 - Ray raises many
-            if last:
-                pytest.skip(f"Ray does not start here: {error}")
-    raise AssertionError("unreachable")
+STREAMS = 8
+LAYOUTS: Final[Mapping[str, tuple[dict[str, Any], int]]] = {
+    "ranks": ({"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, 2),
+    "whole engine": ({"tensor_parallel_size": 2, "launcher": "ray"}, 3),
+    "engines": (
+        {
+            "data_parallel_size": 2,
+            "data_parallel_backend": "ray",
+            "ray_resources": {"CPU": 2},
+        },
+        2,
+    ),
+}
+"""Settings, and the number of actors."""
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Return the address of a cluster of two nodes."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+def cluster() -> Iterator[Cluster]:
     running = start_cluster()
+    ray.init(address=running.address, logging_level=logging.WARNING)
     try:
-        yield running.address
+        yield running
     finally:
         ray.shutdown()
         running.shutdown()
@@ -70,51 +74,41 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("c") / "llama", seed=2)
 
 
-def settings(cluster: str, **fields: Any) -> dict[str, Any]:
+def settings(cluster: Cluster, **fields: Any) -> dict[str, Any]:
     return {
         "plugins": PLUGINS,
-        "distributed_executor_backend": "ray",
-        "ray_address": cluster,
+        "ray_address": cluster.address,
         "ray_placement_strategy": "STRICT_SPREAD",
         **fields,
     }
 
 
-def actor_pids() -> list[int]:
-    """Return the process ids of the launcher's actors, from the titles that Ray sets."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Role"):
-                found.append(int(folder.name))
-    return sorted(found)
-
-
-def placements() -> list[dict[str, Any]]:
-    return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
-
-
-def assert_nothing_is_left() -> None:
-    until_s = time.monotonic() + TIMEOUT_S
-    while actor_pids() or placements():
-        assert time.monotonic() < until_s
-        time.sleep(0.1)
+def serving_engine(llama: Path, **fields: Any) -> AsyncLLM:
+    memory = {"max_model_len": 512, "kv_cache_memory_bytes": 1 << 25}
+    return AsyncLLM(str(llama), num_threads=1, dtype="float32", **memory, **fields)
 
 
 def test_missing_cluster_is_refused_by_name(llama: Path) -> None:
     with pytest.raises(
         EngineError, match=r"--ray-address: got 127\.0\.0\.1:1; expected a Ray cluster"
     ):
-        open_engine(llama, 2, **settings("127.0.0.1:1"))
+        open_engine(
+            llama,
+            2,
+            plugins=PLUGINS,
+            distributed_executor_backend="ray",
+            ray_address="127.0.0.1:1",
+        )
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
 def test_ranks_on_two_nodes_give_the_tokens_of_mp(
-    cluster: str, llama: Path, tensor: int, pipeline: int
+    cluster: Cluster, llama: Path, tensor: int, pipeline: int
 ) -> None:
     with open_engine(llama, tensor, pipeline) as llm:
         expected = [generate(llm, sampling) for sampling in (GREEDY, SEEDED)]
-    with open_engine(llama, tensor, pipeline, **settings(cluster)) as llm:
+    chosen = settings(cluster, distributed_executor_backend="ray")
+    with open_engine(llama, tensor, pipeline, **chosen) as llm:
         assert [generate(llm, sampling) for sampling in (GREEDY, SEEDED)] == expected
         (placement,) = placements()
         assert len(set(placement["bundles_to_node_id"].values())) == 2
@@ -122,33 +116,75 @@ def test_ranks_on_two_nodes_give_the_tokens_of_mp(
     assert_nothing_is_left()
 
 
-def test_streams_complete_after_a_rank_was_killed(cluster: str, llama: Path) -> None:
-    asyncio.run(kill_ranks(cluster, llama))
-
-
-async def kill_ranks(cluster: str, llama: Path) -> None:
-    engine = AsyncLLM(
-        str(llama),
-        tensor_parallel_size=2,
-        num_threads=1,
-        dtype="float32",
-        max_model_len=512,
-        kv_cache_memory_bytes=1 << 25,
-        **settings(cluster),
-    )
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_streams_complete_with_the_tokens_of_mp_while_actors_are_killed(
+    cluster: Cluster, llama: Path, layout: str
+) -> None:
+    chosen, num_actors = LAYOUTS[layout]
+    sizes = {name: value for name, value in chosen.items() if name.endswith("_size")}
+    local = serving_engine(llama, plugins=PLUGINS[1:], **sizes)
     try:
-        expected = await streams(engine)
-        for restarts in (1, 2, 3):
-            os.kill(actor_pids()[0], signal.SIGKILL)
-            assert await streams(engine) == expected
-            await until(lambda restarts=restarts: engine._client.status().restarts == restarts)
+        expected = asyncio.run(streams(local, count=STREAMS))
+    finally:
+        local.shutdown()
+
+    async def main(engine: AsyncLLM) -> None:
+        assert len(actor_pids()) == num_actors
+        nodes = {node for each in placements() for node in each["bundles_to_node_id"].values()}
+        assert len(nodes) == 2
+        assert await streams(engine, count=STREAMS) == expected
+        for number in range(3):
+            victim = actor_pids()[number % num_actors]
+            kill = partial(os.kill, victim, signal.SIGKILL)
+            assert await streams_while(engine, kill) == expected
+            await until(lambda number=number: restarts(engine) > number and is_ready(engine))
+
+    engine = serving_engine(llama, **settings(cluster, **chosen))
+    try:
+        asyncio.run(main(engine))
     finally:
         engine.shutdown()
     assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("layout", ["ranks", "engines"])
+def test_streams_complete_while_raylets_are_killed(
+    cluster: Cluster, llama: Path, layout: str
+) -> None:
+    async def main(engine: AsyncLLM) -> None:
+        expected = await streams(engine, count=STREAMS)
+        for number in range(3):
+            assert await streams_while(engine, partial(kill_raylet, cluster)) == expected
+            await until(lambda number=number: restarts(engine) > number and is_ready(engine))
+
+    engine = serving_engine(llama, **settings(cluster, **LAYOUTS[layout][0]))
+    try:
+        asyncio.run(main(engine))
+    finally:
+        engine.shutdown()
+    assert_nothing_is_left()
+
+
+async def streams_while(engine: AsyncLLM, kill: Callable[[], None]) -> list[dict[str, Any]]:
+    """Return the outputs of streams that run while something is killed."""
+    running = asyncio.ensure_future(streams(engine, count=STREAMS))
+    await until(lambda: len(engine.open_ids()) >= STREAMS)
+    assert not running.done()
+    kill()
+    return await running
+
+
+def restarts(engine: AsyncLLM) -> int:
+    return engine._client.status().restarts
+
+
+def is_ready(engine: AsyncLLM) -> bool:
+    status = engine._client.status()
+    return all(each.state == "ready" for each in status.engines or (status,))
+
+
 @pytest.mark.parametrize("check", conformance.checks("launchers"), ids=lambda check: check.__name__)
-def test_launcher_passes_its_suite(cluster: str, check: Any) -> None:
+def test_launcher_passes_its_suite(cluster: Cluster, check: Any) -> None:
     for case in conformance.cases("engine_ray.plugin"):
         if case.check is check and case.subject.kind == "launchers":
             case()
