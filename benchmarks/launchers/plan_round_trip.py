@@ -46,7 +46,7 @@ def round_trips(folder: Path, ranks: int, steps: int, **settings: Any) -> list[f
         str(folder),
         tensor_parallel_size=ranks,
         dtype="float32",
-        max_model_len=4096,
+        max_model_len=512,
         kv_cache_memory_bytes=1 << 25,
         num_threads=1,
         async_scheduling=False,
@@ -80,7 +80,7 @@ def main() -> None:
     """Measure in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=450)
     arguments = parser.parse_args()
     print("| ranks | mp, ms | ray, ms | ratio of medians | of each round |")
     print("| ---: | ---: | ---: | ---: | --- |")
