@@ -109,7 +109,7 @@ def test_processes_of_a_node_start_and_their_ends_arrive(
         assert running.status == 0
 
 
-def test_node_ends_well_with_a_head_whose_processes_did(
+def test_node_ends_well_after_the_processes_of_its_head(
     processes: list[StubProcess], tmp_path: Path
 ) -> None:
     with joined(tmp_path) as (port, running, _):
