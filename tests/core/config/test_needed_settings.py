@@ -16,6 +16,7 @@ DEPENDENT = [found for found in TABLE.by_name.values() if found.needs]
 VALUES = {
     "lora_dtype": "float32",
     "max_lora_rank": 8,
+    "node_timeout": 60.0,
     "quantization_group": 64,
     "kv_offloading_backend": "native",
     "collect_detailed_traces": ["all"],
