@@ -7,22 +7,17 @@ The interpreter takes much that the compiler does not. Run as a script, without 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-import triton
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import chunked_scan, sequential_scan
-from core_kernels.triton.autotune import Autotuner, LaunchConfig, Shape
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.scaled_mm import round_rows
-from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu.compiled import TARGETS, NoDevice
+from benchmarks.gpu.compiled import compiling
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.model_spec.attention_params import AttentionParams, QkNormRope
@@ -50,31 +45,15 @@ NUMBERS: tuple[GroupedOps, ...] = (
 
 
 def main() -> None:
-    triton.runtime.driver.set_active(NoDevice(TARGETS["sm_90"]))
-    run = JITFunction.run
-    compiled = {}
-
-    def only_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = run(self, *args, **{**kwargs, "warmup": True})
-        compiled[self.__name__] = max(compiled.get(self.__name__, 0), kernel.metadata.shared)
-        return kernel
-
-    def launch_each(
-        self: Autotuner,
-        device: torch.device,
-        shape: Shape,
-        launch: Callable[[LaunchConfig], object],
-    ) -> None:
-        del device, shape
-        for config in self.configs:
-            launch(config)
-
-    JITFunction.run = only_compiled
-    Autotuner.launch = launch_each  # type: ignore[method-assign]
-    launch_all()
-    for name, shared in compiled.items():
-        print(name, shared)
-    sys.exit([name for name, shared in compiled.items() if shared > MAX_SHARED_BYTES] or 0)
+    with compiling("sm_90", all_configs=True) as programs:
+        launch_all()
+    shared: dict[str, int] = {}
+    for program in programs:
+        shared[program.kernel] = max(shared.get(program.kernel, 0), program.shared_bytes)
+    for name, num_bytes in shared.items():
+        print(name, num_bytes)
+    too_large = [name for name, num_bytes in shared.items() if num_bytes > MAX_SHARED_BYTES]
+    sys.exit(" ".join(too_large) or 0)
 
 
 def launch_all() -> None:
