@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from builtin_plugins.clients.api import reading_calls
+from builtin_plugins.clients.api import local_ranks, reading_calls
 from builtin_plugins.metric_sinks.api import (
     memory_owners,
     merge_pages,
@@ -42,6 +42,7 @@ class ProbeRoutes:
 
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
+        self._ranks = local_ranks(config)
         self._pending: asyncio.Future[list[CallAnswer]] | None = None
         """Call that the engine has not answered yet."""
         self._known: list[bytes] = []
@@ -83,7 +84,7 @@ class ProbeRoutes:
             await self._update(HEALTH_S)
             health["features"] = {}
             for answer in self._known:
-                _add_features(health, msgspec.json.decode(answer))
+                _add_features(health, msgspec.json.decode(answer), self._ranks)
         return _answer(health, good=good)
 
     def _engine_health(self, request: Request) -> dict[str, Any]:
@@ -134,13 +135,16 @@ class ProbeRoutes:
                     self._pending = None
 
 
-def _add_features(health: dict[str, Any], answer: Mapping[str, Any]) -> None:
-    """Add what features of an engine's process report: to the server's, and to the engine's."""
+def _add_features(health: dict[str, Any], answer: Mapping[str, Any], ranks: Sequence[int]) -> None:
+    """Add what features of an engine's process report: to the server's, and to the engine's.
+
+    `ranks` are those of the server's engines, in their order.
+    """
     infos = answer.get("infos", {})
     health["features"] |= infos
-    engines = health.get("engines", ())
-    if infos and answer["engine"] < len(engines):
-        engines[answer["engine"]]["features"] = infos
+    for rank, engine in zip(ranks, health.get("engines", ()), strict=False):
+        if infos and rank == answer["engine"]:
+            engine["features"] = infos
 
 
 def _answer(health: dict[str, Any], *, good: bool) -> JSONResponse:
