@@ -150,6 +150,17 @@ FEATURES: Final = (
         "Accepted draft tokens, by position in the draft.",
         labels=("position",),
     ),
+    MetricSpec(
+        "request_cost_cpu_seconds", "counter", "Processor time of steps, with --request-costs."
+    ),
+    MetricSpec(
+        "request_cost_kv_byte_seconds",
+        "counter",
+        "Bytes of KV cache times the seconds for which requests held them, with --request-costs.",
+    ),
+    MetricSpec(
+        "request_cost_computed_tokens", "counter", "Positions computed, with --request-costs."
+    ),
 )
 """Metrics of features for each ended request; a count with a label is named `name/label`."""
 ENGINE_STATE: Final = (

@@ -144,6 +144,7 @@ class MessageWriter(TypedWriter):
         stop = {"stop_reason": reasons.get(ended.reason, "end_turn"), "stop_sequence": ended.stop}
         usage = self._usage(ended.prompt_tokens, ended.cached_tokens, ended.generated_tokens)
         usage["output_tokens_details"] = {"thinking_tokens": ended.reasoning_tokens}
+        usage |= ended.cost
         self.answer.update({**stop, "usage": usage})
         yield {"type": "message_delta", "delta": stop, "usage": usage}
         yield {"type": "message_stop"}

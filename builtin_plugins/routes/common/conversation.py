@@ -89,6 +89,8 @@ class AnswerFinished(msgspec.Struct, frozen=True):
     reasoning_tokens: int
     context_full: bool
     """True if the context length ended the answer before the client's own limit."""
+    cost: Mapping[str, Any] = {}
+    """Additional fields of its usage: what the request cost."""
 
 
 Event = AnswerStarted | TokenLogprobs | Piece | AnswerFinished

@@ -25,6 +25,7 @@ from builtin_plugins.routes.common.conversation import (
     Event,
     TokenLogprobs,
 )
+from builtin_plugins.routes.common.costs import cost_fields
 from builtin_plugins.routes.common.media_parts import (
     count_tokens,
     load_media,
@@ -255,6 +256,7 @@ class AnswerStream:
         self._num_prompt_tokens = len(chat.ids)
         self._cached = 0
         self._last: CompletionOutput | None = None
+        self._counts: Mapping[str, float] = {}
 
     def events_for(self, output: RequestOutput) -> list[Event]:
         """Return the events of an output."""
@@ -264,6 +266,7 @@ class AnswerStream:
             self._num_prompt_tokens = len(output.prompt_token_ids or self._chat.ids)
             self._cached = output.num_cached_tokens or 0
             events.append(AnswerStarted(self._num_prompt_tokens, self._cached))
+        self._counts = output.counts
         for completion in output.outputs:
             events += self.delta(completion)
             if completion.finish_reason is not None:
@@ -297,6 +300,7 @@ class AnswerStream:
             generated_tokens=generated,
             reasoning_tokens=reasoning_tokens,
             context_full=generated != chat.sampling.max_tokens and is_full,
+            cost=cost_fields(self._counts),
         )
 
 

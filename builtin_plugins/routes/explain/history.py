@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from builtin_plugins.clients.api import previous_engines
+from builtin_plugins.routes.common.costs import cost_fields
 from builtin_plugins.routes.common.request_ids import id_aliases
 from core.api import EngineConfig, InvalidRequest
 from core.api.execution import StepPlan
@@ -267,4 +268,16 @@ def _summary(stats: RequestStats, where: str) -> str:
     parts += [f"{name} {seconds:.3f} s" for name, seconds in times if seconds is not None]
     if stats.queue_s is None:
         parts.append("no step ever computed it")
+    parts += _costs(stats.counts)
     return "; ".join(parts)
+
+
+def _costs(counts: Mapping[str, float]) -> Iterator[str]:
+    """Yield what a request cost, with `--request-costs`."""
+    cost = cost_fields(counts).get("cost")
+    if cost:
+        yield (
+            f"its steps took {cost['cpu_seconds']:.3f} s of processors for "
+            f"{cost['computed_tokens']} positions, and its KV cache "
+            f"{cost['kv_byte_seconds'] / 1e6:.3f} MB times seconds"
+        )

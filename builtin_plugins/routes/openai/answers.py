@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
+from builtin_plugins.routes.common.costs import cost_fields
 from builtin_plugins.routes.common.request_ids import MAX_CLIENT_ID, client_id_of
 from builtin_plugins.routes.openai.fields import CommonFields
 from builtin_plugins.routes.openai.request_metrics import metrics_fields
@@ -104,6 +106,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt + self.completion_tokens,
+            **cost_fields(self._summed_counts()),
         }
         if self.options.cached_details:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.cached_tokens.values())}
@@ -125,6 +128,13 @@ class Usage:
         return metrics_fields(
             self.newest, timing=options.timing_metrics, drafts=options.draft_metrics
         )
+
+    def _summed_counts(self) -> Mapping[str, float]:
+        """Return the counters of features, over all prompts."""
+        total: Counter[str] = Counter()
+        for counts in self.counts.values():
+            total.update(counts)
+        return total
 
     def _total(self, name: str) -> int:
         return int(sum(counts.get(name, 0.0) for counts in self.counts.values()))

@@ -219,6 +219,7 @@ class ResponseWriter:
             "output_tokens": ended.generated_tokens,
             "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
             "total_tokens": ended.prompt_tokens + ended.generated_tokens,
+            **ended.cost,
         }
         yield self._lifecycle(status)
 

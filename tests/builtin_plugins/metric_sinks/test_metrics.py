@@ -47,6 +47,9 @@ prompt_tokens counter
 prompt_tokens_by_source counter source
 prompt_tokens_cached counter
 ready gauge
+request_cost_computed_tokens counter
+request_cost_cpu_seconds counter
+request_cost_kv_byte_seconds counter
 request_decode_time_seconds histogram
 request_generation_tokens histogram
 request_inference_time_seconds histogram
