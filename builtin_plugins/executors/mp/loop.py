@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,14 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
         )
     worker: Worker = registry.load(registry.choose("workers"))(config, registry, source, join)
     worker.on_message = lambda name, data: channel.send(FeatureMessage(name, data))
-    channel.send(Loaded(worker.start(), worker.reports))
-    Rank(worker, channel, samples=start.rank == tensor * (pipeline - 1)).serve()
+    try:
+        channel.send(Loaded(worker.start(), worker.reports))
+        Rank(worker, channel, samples=start.rank == tensor * (pipeline - 1)).serve()
+    except BaseException:
+        # Threads of features must not outlive what they use; their errors must not hide this one.
+        with suppress(Exception):
+            worker.close()
+        raise
     worker.close()
 
 
