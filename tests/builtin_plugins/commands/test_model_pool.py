@@ -264,6 +264,38 @@ def test_a_model_that_fails_to_load_fails_its_requests_and_is_tried_again() -> N
     run(test)
 
 
+def test_a_failing_load_does_not_cost_another_model_its_place() -> None:
+    async def test() -> None:
+        world = World("ab", limit=1)
+        world.starter.broken.add("b")
+        await world.ask("a")
+        for _ in range(2):  # the first load, and its retry
+            with pytest.raises(ModelUnavailable):
+                await world.ask("b")
+            await met(lambda: world.models["a"].state == "loaded")
+            world.models["b"].retry_at_s = 0.0
+        assert world.starter.loads == ["a", "b", "a", "b", "a"]
+        assert await world.ask("a") == "a"
+        world.starter.broken.clear()
+        assert await world.ask("b") == "b"
+        assert world.starter.loads[5:] == ["b"]
+
+    run(test)
+
+
+def test_a_failing_load_restores_no_model_that_was_idle_too_long() -> None:
+    async def test() -> None:
+        world = World("ab", limit=1, keep_alive_s=0.0)
+        world.starter.broken.add("b")
+        await world.ask("a")
+        with pytest.raises(ModelUnavailable):
+            await world.ask("b")
+        assert world.models["a"].state == "unloaded"
+        assert world.starter.loads == ["a", "b"]
+
+    run(test)
+
+
 def test_idle_and_ended_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_S", 0.001)
 

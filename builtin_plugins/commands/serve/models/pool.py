@@ -1,7 +1,8 @@
 """Which models are in memory: loads them on demand, and unloads idle and least recently used ones.
 
 All calls are made in one event loop. A model with open requests is never unloaded: where there is
-no room, the least recently used one gets no further requests until its open ones have ended.
+no room, the least recently used one gets no further requests until its open ones have ended. It is
+loaded again if the model that it made room for fails to load.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class Model:
     """Arrival of the last request, monotonic clock: the order of least recent use."""
     used_at_s: float = 0.0
     """Last time at which it was not idle."""
+    replaces: Model | None = None
+    """While it is loading: the model that was unloaded for it."""
 
     @property
     def name(self) -> str:
@@ -143,6 +146,8 @@ class ModelPool:
         self._max_queue = max_queue
         self._queue: list[Model] = []
         """Models with waiting requests that are not being loaded, in order of arrival."""
+        self._displaced: list[Model] = []
+        """Models unloaded for others that are not being loaded yet, in order."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def started(self) -> None:
@@ -230,9 +235,9 @@ class ModelPool:
         """Load queued models while there is room, and make room for the others."""
         self._queue = [model for model in self._queue if model.waiting]
         outside = [model for model in self._queue if model.state in ("unloaded", "failed")]
-        occupied = sum(m.state in ("loading", "loaded", "unloading") for m in self.models)
-        for model in outside[: max(0, self._max_loaded - occupied)]:
+        for model in outside[: max(0, self._max_loaded - self._num_occupied())]:
             self._queue.remove(model)
+            model.replaces = self._displaced.pop(0) if self._displaced else None
             self._run(self._load(model))
         leaving = sum(model.state == "unloading" for model in self.models)
         needed = len([m for m in self._queue if m.state != "loaded"]) - leaving
@@ -243,6 +248,7 @@ class ModelPool:
             if not model.is_held:
                 self._let_in(model)
             elif not model.num_open:
+                self._displaced.append(model)
                 self._run(self._unload(model))
 
     def _let_in(self, model: Model) -> None:
@@ -275,6 +281,7 @@ class ModelPool:
             if model.server is not None:
                 await model.server.stop()
             self._fail(model, str(error))
+            self._restore(model.replaces)
         else:
             self._starter.preserve(model.settings, model.server)
             model.state = "loaded"
@@ -282,7 +289,19 @@ class ModelPool:
             model.used_at_s = time.monotonic()
             log.info("the model %s is loaded after %.1f s", model.name, model.used_at_s - since_s)
             self._let_in(model)
+        model.replaces = None
         self._advance()
+
+    def _restore(self, model: Model | None) -> None:
+        """Load a model again that was unloaded for one that failed, if its place is free."""
+        if model is None or model.state != "unloaded" or self._is_idle(model):
+            return
+        if not self._queue and self._num_occupied() < self._max_loaded:
+            self._run(self._load(model))
+
+    def _num_occupied(self) -> int:
+        """Return the number of models that are in memory, or on their way in or out."""
+        return sum(m.state in ("loading", "loaded", "unloading") for m in self.models)
 
     def _fail(self, model: Model, reason: str) -> None:
         """Fail the waiting requests of a model, and those of the next seconds."""
