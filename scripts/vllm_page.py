@@ -12,9 +12,9 @@ from builtin_plugins.features.unsupported_flags.missing import MISSING
 from builtin_plugins.features.unsupported_flags.names import MISSING_NAMES
 from builtin_plugins.features.unsupported_flags.not_needed import NOT_NEEDED
 from core.cli.field_docs import show_default
+from core.cli.vllm_flags import ALIASES, SHORT
 from core.config.fields import Field, FieldTable
 from core.plugin.kinds import KINDS
-from core.vllm_flags import ALIASES, SHORT
 
 FLAGS: Final = Path(__file__).parent / "vllm_flags.json"
 """Flags of `vllm serve` with their defaults and spellings; `{}` for config classes."""

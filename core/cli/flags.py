@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from core.cli.field_docs import field_doc, section_docs, show_default
+from core.cli.vllm_flags import ALIASES, INVERSES, RENAMED, SHORT
 from core.config.build import Layer, Setting, convert_setting
 from core.config.fields import Field, FieldTable, argparse_options, is_switch
 from core.errors import ConfigError, did_you_mean
-from core.vllm_flags import ALIASES, INVERSES, RENAMED, SHORT
 
 LIST_GROUPS: Final = "listgroup"
 """`--help=listgroup` names the groups."""

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from core.config.fields import OPTIONS, Field, FieldTable, PluginOptions
 from core.config.files import ConfigFile
+from core.config.needed_settings import unmet_need
 from core.config.sections import EngineConfig
 from core.config.values import BadValue
 from core.errors import ConfigError
-from core.needed_settings import unmet_need
 
 CONFIG_FILE: Final = "ENGINE_CONFIG"
 """Environment variable with the configuration file, used without --config."""

@@ -196,8 +196,6 @@ class SchedulerConfig:
 
     At this number further ones are refused.
     """
-    journal: str | None = None
-    """File that records plans and results for exact replay."""
     stream_interval: Annotated[int, Range(1, MAX_COUNT)] = 1
     """Tokens per streamed chunk."""
 

@@ -106,6 +106,12 @@ class SchedulerExtension(Protocol):
         listeners (`add_listener`); `pin` holds blocks without a request.
         """
 
+    def wrap(self, scheduler: Any) -> Any:
+        """Return what the engine calls instead of the scheduler.
+
+        A recorder, for example. Called once, after `attach`.
+        """
+
     def arrived(self, request: Any) -> None:
         """A request is about to be queued; `finished` follows for each one."""
 

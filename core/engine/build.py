@@ -21,7 +21,6 @@ from core.kv.layout import NULL_BLOCKS
 from core.model_spec.kv import CrossAttention, KVLayout
 from core.plugin import Registry
 from core.scheduler import Scheduler, SchedulerLimits
-from core.scheduler.journal import Journal
 from core.step import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def _make_scheduler(
     layout: KVLayout,
     *,
     pools: bool,
-) -> Scheduler | Journal:
+) -> Scheduler:
     section = config.scheduler
     kv = KVManager(
         layout, prefix_caching=config.cache.enable_prefix_caching, identity=source.identity
@@ -115,7 +114,10 @@ def _make_scheduler(
         policy = registry.make(registry.choose("scheduling_policies", name), config)[0]
     extensions = registry.scheduler_extensions(config)
     scheduler = Scheduler(limits, kv, policy=policy, extensions=extensions, depth=executor.depth)
-    return scheduler if section.journal is None else Journal(section.journal, scheduler)
+    for extension in extensions:
+        if hasattr(extension, "wrap"):
+            scheduler = extension.wrap(scheduler)
+    return scheduler
 
 
 def load(registry: Registry, kind: str, name: str | None, **facts: Any) -> Any:

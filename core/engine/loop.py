@@ -18,12 +18,11 @@ from core.contracts.telemetry import StepStats
 from core.contracts.workers import Executor
 from core.engine.queue_limits import NO_LIMITS, QueueLimits
 from core.errors import EngineDead, EngineError, InvalidRequest, PluginError, run_all
-from core.scheduler_dump import describe
+from core.scheduler.dump import describe
 from core.step import CallAnswer, EngineRequest, RequestDelta, StepOutputs, StepPlan
 
 if TYPE_CHECKING:
     from core.scheduler import Scheduler
-    from core.scheduler.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler | Journal,
+        scheduler: Scheduler,
         executor: Executor,
         pending_calls: queue.SimpleQueue[tuple[Any, ...]],
         *,

@@ -13,7 +13,6 @@ from core.errors import QueueFull
 if TYPE_CHECKING:
     from core.config.sections import SchedulerConfig
     from core.scheduler import Scheduler
-    from core.scheduler.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class QueueLimits:
 
     def check(
         self,
-        scheduler: Scheduler | Journal,
+        scheduler: Scheduler,
         num_new: int,
     ) -> None:
         """Check a request with `num_new` sequences.

@@ -17,7 +17,7 @@ from core.engine.loop import EngineCore
 from core.engine.resolve import resolve
 from core.errors import EngineDead, public_message
 from core.plugin import Registry
-from core.scheduler_dump import describe
+from core.scheduler.dump import describe
 from core.step import CallAnswer, EngineRequest, RequestDelta
 
 log = logging.getLogger(__name__)

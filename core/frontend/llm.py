@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from core.callable_tokenizer import CallableTokenizer
 from core.config import EngineConfig
 from core.contracts.admission import llm_methods
 from core.contracts.runners import PoolingCalls
 from core.errors import InvalidRequest
+from core.frontend.callable_tokenizer import CallableTokenizer
 from core.frontend.offline import CHAT_OPTIONS, OWN, Conversation, OfflineLoop, PromptRunner
 from core.frontend.startup import load_from_kwargs, load_sinks, start_in_process
 from core.frontend.terminal import Progress, progress_bar

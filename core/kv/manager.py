@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import mul
 from typing import Final
 
@@ -16,7 +16,7 @@ from core.kv.layout import NULL_BLOCKS, CacheCapacity
 from core.kv.lease import NEVER, Hit, Lease, Load
 from core.kv.prefix_cache import PrefixCache
 from core.kv.windows import first_visible_position, peak_blocks
-from core.model_spec.kv import GroupLayout, KVLayout, RecurrentState
+from core.model_spec.kv import KVLayout, RecurrentState
 
 Appended = list[tuple[int, list[int]]]
 """(group, block ids appended to its block table); groups without new blocks
@@ -262,34 +262,3 @@ class KVManager(PrefixCache):
             self._deferred.append((self.issued, pool, blocks))
         else:
             self.pools[pool].release(blocks)
-
-    def check(self, leases: Iterable[Lease]) -> None:
-        """Assert that all references are of these leases or of steps in flight."""
-        expected = [[0] * pool.num_blocks for pool in self.pools]
-        for lease in leases:
-            _count_references(expected, self._groups, lease)
-        for _, pool, blocks in self._deferred:
-            for block in blocks:
-                expected[pool][block] += 1
-        for block_pool, refs in zip(self.pools, expected, strict=True):
-            block_pool.check(refs)
-
-
-def _count_references(
-    counts: list[list[int]],
-    groups: Sequence[GroupLayout],
-    lease: Lease,
-) -> None:
-    """Add the lease's references to the counts by pool and block."""
-    for group, table, low in zip(groups, lease.tables, lease.first, strict=True):
-        for block in _held_blocks(table, low):
-            counts[group.pool][block] += 1
-
-
-def _held_blocks(table: list[int], low: int) -> list[int]:
-    """Return the blocks of a table; asserts that it is consistent."""
-    assert not any(table[:low]), "a block outside the window is still held"
-    held = [block for block in table[low:] if block]
-    assert len(held) == len(table) - low, "a null block inside the window"
-    assert len(set(held)) == len(held), "a block stands twice in one table"
-    return held

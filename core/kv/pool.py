@@ -172,19 +172,3 @@ class BlockPool:
             newest_first = reversed(cached.values())
             for block in list(takewhile(lambda b: stamps[b] >= stamp, newest_first)):
                 self.remove_key(block, valid=valid)
-
-    def check(self, expected_refs: Sequence[int]) -> None:
-        """Assert that the counts are `expected_refs` and agree with free
-        queue and keys.
-        """
-        assert self.refs == list(expected_refs), "reference counts differ from the leases"
-        assert self.refs[0] == 0, "the null block was allocated"
-        used = range(NULL_BLOCKS, self._next_fresh)
-        free = {block for block in used if not self.refs[block]}
-        assert free == set(self.free_queue), "the free queue differs from the unreferenced blocks"
-        num_fresh = self.num_blocks - self._next_fresh
-        assert self.num_free == len(free) + num_fresh, "the number of free blocks is wrong"
-        maps = self._blocks_by_key.items()
-        by_key = {(group, key): block for group, cached in maps for key, block in cached.items()}
-        by_block = {entry: b for b, entry in enumerate(self._keys) if entry is not None}
-        assert by_key == by_block, "keys and maps disagree"

@@ -155,7 +155,7 @@ class BatchAdmission:
         return True
 
     def _park_with_blocks(self, request: Request) -> bool:
-        """Park the head of the queue with blocks for all its tokens; False if out of blocks."""
+        """Park the first request with all its blocks; False if out of blocks."""
         if request.reserved is None:
             lease = request.lease
             total = request.num_tokens

@@ -61,13 +61,6 @@ class Rows:
         self._free.extend(reversed(ended))
         return ended
 
-    def check(self, held: list[int], ended: list[int]) -> None:
-        """Assert that every row is held once, leaving or free."""
-        leaving = [row for _, row in self._leaving]
-        rows = sorted([*held, *self._free, *leaving])
-        assert rows == list(range(self.num_rows)), "a row is lost or held twice"
-        assert not set(ended) & set(held), "a row is announced as ended and held"
-
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -82,7 +75,7 @@ class Members:
 
 
 class RunningBatch:
-    """The running requests. Every method keeps row, state and columns of a request consistent."""
+    """The running requests; keeps row, state and columns consistent."""
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.columns = Columns(num_rows, max_len)
@@ -100,7 +93,7 @@ class RunningBatch:
         self.departures = 0
         """Number of requests that have left a row."""
         self.num_unchanged = 0
-        """Tokens each decode row may compute in further steps while nothing else changes."""
+        """Tokens per decode row in further steps while nothing else changes."""
         self.stops: set[int] = set()
         """Superset of the token ids that may end a running request."""
         self._members = Members(np.zeros(0, np.int64), [], [], [], -1)

@@ -81,7 +81,7 @@ class Extensions:
         _call_all(self._reserved, request, tables, num_local)
 
     def cached_tokens(self, request: Any, num_local: int) -> int:
-        """Return the tokens available elsewhere after `num_local`: the maximum of all answers."""
+        """Return the maximum of tokens available elsewhere after `num_local`."""
         return max([0, *map(int, _call_all(self._cached, request, num_local))])
 
     def load(self, request: Any, loads: Sequence[Load]) -> bool:
@@ -134,7 +134,7 @@ class Extensions:
         run_all(partial(_call, name, method) for name, method in self._close)
 
     def pending(self) -> bool:
-        """Return whether any extension has a payload for its worker half without any row."""
+        """Return whether any worker half has a payload without any row."""
         return any(_call(name, method) for name, method in self._pending)
 
     def planned(self, plan: StepPlan) -> None:

@@ -76,7 +76,7 @@ class Planner:
         return self._emit(builder, decode)
 
     def _repeat_decode(self) -> InFlightStep | None:
-        """Return the decode rows of the last step again; None if anything else has changed."""
+        """Return the last step's decode rows; None if anything else has changed."""
         batch = self._batch
         if batch.num_unchanged <= 0 or batch.prompts or batch.rows.num_leaving or self._ended:
             return None
@@ -133,7 +133,7 @@ class Planner:
         return decode
 
     def _apply_limits(self, builder: PlanBuilder, decode: DecodeStep) -> None:
-        """Record the extensions' limits and remove decode rows that are limited to nothing."""
+        """Record the extensions' limits; remove decode rows limited to 0."""
         limits = self._extensions.limits(self._decode_rows)
         builder.limits = limits
         if limits:

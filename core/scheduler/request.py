@@ -85,7 +85,7 @@ class Request:
         self.invalid_through_step = 0
         """Last step with invalid tokens of this request."""
         self.feature_outputs: dict[str, bytes] = {}
-        """Payloads for the admission halves of extensions, by feature; sent with the next delta."""
+        """Payloads for admission halves, by feature; sent with the next delta."""
         self.next_prompt_logprob = 1
         """Next prompt position to deliver log-probabilities of; the first token has none."""
 

@@ -44,7 +44,7 @@ class Scheduler:
         """Maximum of plans in flight."""
         self.policy: Final = policy
         self.num_schedules = 0
-        """Number of `schedule` calls, including those without a plan; orders journal frames."""
+        """Number of `schedule` calls, those without a plan included."""
         self.call_soon: Callable[..., None] = self._call_now
         """Calls a method by name from any thread: `call_soon("wake",
         request_id)`.
@@ -86,7 +86,7 @@ class Scheduler:
         self._life.wake(request_id)
 
     def loaded(self, request_id: str) -> None:
-        """Confirm a request's loaded blocks: they are published, and a parked request is woken."""
+        """Publish a request's loaded blocks, and wake it if it is parked."""
         request = self._life.live.get(request_id)
         if request is not None:
             self.kv.mark_verified(request.lease)
@@ -136,7 +136,7 @@ class Scheduler:
     # --- steps --------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Return the next plan; None if nothing can be computed or `depth` plans are in flight."""
+        """Return the next plan; None without work or with `depth` plans in flight."""
         self.num_schedules += 1
         if len(self._in_flight) >= self.depth:
             return None
@@ -259,10 +259,3 @@ class Scheduler:
     def close(self) -> None:
         """Close the extensions; safe to call twice."""
         self._extensions.close()
-
-    def check(self) -> None:
-        """Assert every invariant that holds between calls; for tests and
-        journals.
-        """
-        self._life.check(self._planner.ended_rows)
-        assert len(self._in_flight) <= self.depth, "more plans in flight than the depth"

@@ -15,9 +15,9 @@ import msgspec
 from core.contracts.scheduling import SchedulingPolicy
 from core.errors import EngineError
 from core.kv import KVManager
-from core.scheduler.journal import LENGTH_BYTES, RECORDED, VERSION, Frame, Header, header_of
 from core.scheduler.scheduler import Scheduler
 from core.step import EngineRequest, StepPlan, StepResult
+from core.testing.journal import LENGTH_BYTES, RECORDED, VERSION, Frame, Header, header_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,13 @@ import pytest
 from core_kernels import build
 
 ROOT = Path(__file__).parents[2]
-KERNEL = ("api", "types", "config", "contracts", "plugin", "kv", "scheduler", "worker")
-KERNEL += ("engine", "frontend", "cli")
+LIBRARY_AND_KIT = ("models", "model_spec", "testing")
+"""Rooms of `core/` that are no kernel: model library, model descriptions, author's kit."""
+FRONT_DOORS = ("__init__.py", "__main__.py", "errors.py", "logs.py", "kernel_plugin.py")
+FRONT_DOORS += ("vllm_api.py",)
+"""Files directly under `core/`, besides `step.py`, which counts as kernel."""
 KERNEL_LINES = 17_000
+FRONT_DOOR_LINES = 615
 MODELS_BUDGET = 8000
 """Lines of all text architectures."""
 TOWERS_BUDGET = 1200
@@ -39,9 +43,16 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def test_the_kernel_stays_small():
-    files = [path for room in KERNEL for path in (ROOT / "core" / room).rglob("*.py")]
-    files.append(ROOT / "core" / "step.py")
-    assert sum(len(path.read_text().splitlines()) for path in files) <= KERNEL_LINES
+    """Every file of `core/` counts, wherever it stands, but library and kit."""
+    core = ROOT / "core"
+    lengths = {
+        path.relative_to(core).parts: len(path.read_text().splitlines())
+        for path in core.rglob("*.py")
+        if path.relative_to(core).parts[0] not in LIBRARY_AND_KIT
+    }
+    doors = [lengths.pop((name,)) for name in FRONT_DOORS]
+    assert sum(lengths.values()) <= KERNEL_LINES
+    assert sum(doors) <= FRONT_DOOR_LINES
 
 
 def test_an_architecture_is_a_page_of_facts():

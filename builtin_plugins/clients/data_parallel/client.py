@@ -350,10 +350,10 @@ def _share(config: EngineConfig) -> EngineConfig:
 
 def _of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     """Return the configuration of an engine: files of its own, and its rank for features."""
-    scheduler = config.scheduler
-    if scheduler.journal is not None:
-        scheduler = replace(scheduler, journal=f"{scheduler.journal}.engine{rank}")
-    return replace(config, scheduler=scheduler, options={**config.options, RANK: rank})
+    options = {**config.options, RANK: rank}
+    if options.get("journal") is not None:
+        options["journal"] = f"{options['journal']}.engine{rank}"
+    return replace(config, options=options)
 
 
 def _not_ready(engine: Engine) -> Future[list[CallAnswer]]:

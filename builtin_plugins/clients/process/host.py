@@ -103,16 +103,16 @@ class EngineHost:
 def next_start(start: Start, restarts: int) -> Start:
     """Return the start message after restarts; each process writes its own journal, if it can."""
     config = start.config
-    if config.scheduler.journal is None or not restarts:
+    journal: str | None = config.options.get("journal")
+    if journal is None or not restarts:
         return start
-    journal: str | None = f"{config.scheduler.journal}.{restarts}"
+    journal = f"{journal}.{restarts}"
     try:
-        open(str(journal), "wb").close()
+        open(journal, "wb").close()
     except OSError as error:
         log.error("--journal ends here, requests go on: %s", error)
         journal = None
-    scheduler = dataclasses.replace(config.scheduler, journal=journal)
-    config = dataclasses.replace(config, scheduler=scheduler)
+    config = dataclasses.replace(config, options={**config.options, "journal": journal})
     return msgspec.structs.replace(start, config=config)
 
 

@@ -18,6 +18,7 @@ from core.plugin import load_plan, make_plan
 from core.testing.conformance import contract_of
 from core.testing.conformance.joints import JOINTS, Joint
 from core.testing.conformance.signatures import assert_takes
+from core.testing.invariants import check_scheduler
 from core.testing.watched import watch
 from core.types import SamplingParams
 
@@ -86,7 +87,7 @@ def check_what_was_held_is_given_back(subject: Subject) -> None:
     """After the last request no block is in use; blocks retained in `finished` are released."""
     with _engine(subject) as llm:
         _run(subject, llm)
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
         usage = llm.core.scheduler.kv.usage
         parked = llm.core.scheduler.num_parked
         assert not usage, (

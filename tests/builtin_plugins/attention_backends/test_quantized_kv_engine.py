@@ -11,6 +11,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import ConfigError, EngineError, ModelError
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 
 PROMPTS = [[2 + (i * 5 + j * j) % 60 for j in range(45)] for i in range(6)]
 PARAMS = SamplingParams(
@@ -41,7 +42,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
 
 def tokens_of(llm: LLM, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     outputs = llm.generate(prompts, PLAIN, use_tqdm=False)
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 

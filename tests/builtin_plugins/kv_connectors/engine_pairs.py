@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core import LLM, SamplingParams
+from core.testing.invariants import check_scheduler
 from tests.builtin_plugins.kv_connectors.small_engines import (
     PARAMS,
     PROMPTS,
@@ -55,7 +56,7 @@ def decode(
 ) -> tuple[list[list[int]], list[int]]:
     """Return the tokens of every prompt, and its number of cached prompt tokens."""
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False, kv_transfer_params=offers)
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
     return [list(o.outputs[0].token_ids) for o in outputs], [
         o.num_cached_tokens or 0 for o in outputs
     ]

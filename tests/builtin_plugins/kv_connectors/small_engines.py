@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from core import LLM, SamplingParams
+from core.testing.invariants import check_scheduler
 from tests.timeouts import TIMEOUT_S
 
 FAKE = [
@@ -84,7 +85,7 @@ def run_twice_in_ranks(
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS) -> tuple[Tokens, list[int]]:
     """Return the tokens of every prompt, and its number of cached prompt tokens."""
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
     return [list(o.outputs[0].token_ids) for o in outputs], [
         o.num_cached_tokens or 0 for o in outputs
     ]

@@ -15,6 +15,7 @@ from core.config import EngineConfig
 from core.kv.pool import BlockPool
 from core.testing import conformance
 from core.testing.conformance import Case
+from core.testing.invariants import check_pool
 
 RETENTIONS = st.one_of(
     st.none(),
@@ -158,7 +159,7 @@ def test_only_free_blocks_are_evicted(steps: list[Any], policy: str) -> None:
             pool.remove_key(first % 11 + 1)
         elif kind == "remove all":
             pool.remove_keys_since(0)
-        pool.check([held.count(block) for block in range(12)])
+        check_pool(pool, [held.count(block) for block in range(12)])
         if policy != "lru":
             num_retained = sum(level > 50 for level in queue._level_of.values())
             assert num_retained == queue._num_retained <= queue._max_retained

@@ -19,6 +19,7 @@ from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from builtin_plugins.servers.http.server import HttpServer
 from core import LLM, AsyncLLM, SamplingParams
 from core.api import InvalidRequest
+from core.testing.invariants import check_scheduler
 from core.testing.replay import replay
 from tests.timeouts import TIMEOUT_S
 
@@ -50,7 +51,7 @@ def generate(llm: LLM, prompt: list[int], retention: Any = None) -> tuple[list[i
     """Return the output tokens, and the number of cached prompt tokens."""
     params = {} if retention is None else {"kv_retention": retention}
     (output,) = llm.generate([prompt], PARAMS, use_tqdm=False, **params)
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
     return list(output.outputs[0].token_ids), output.num_cached_tokens or 0
 
 

@@ -19,6 +19,7 @@ from core import LLM, AsyncLLM, RequestOutput, SamplingParams
 from core.errors import ModelError
 from core.frontend.startup import load_from_kwargs
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 from core.testing.tiny_configs import VOCAB
 from core.testing.tiny_encoder_decoders import ENCODER_DECODERS
 
@@ -180,7 +181,7 @@ def test_preempted_requests_equal_transformers(
                 llm.generate([case.prompt for case in target], PARAMS, use_tqdm=False), target
             )
             preemptions += llm.core.scheduler.num_preemptions
-            llm.core.scheduler.check()
+            check_scheduler(llm.core.scheduler)
     assert preemptions
 
 

@@ -10,6 +10,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import ConfigError, EngineError
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 from tests.builtin_plugins.speculators.mixed_requests import counted, open_llm, run
 
 DEMO = str(Path(__file__).parents[3] / "builtin_plugins" / "model_sources" / "demo" / "model")
@@ -34,7 +35,7 @@ def test_draft_model_changes_no_tokens(expected: list[Any], variant: str) -> Non
         assert run(llm) == expected
         total = counted(llm)
         assert sum(total.accepted_per_position) > 0.8 * total.num_draft_tokens > 100
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from core import LLM
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 from tests.builtin_plugins.speculators.large_batch import BASE, TREE, VARIANTS, answers, requests
 from tests.builtin_plugins.speculators.mixed_requests import counted
 from tests.builtin_plugins.speculators.random_heads import write_heads
@@ -83,7 +84,7 @@ def test_speculation_changes_no_tokens(
         total = counted(llm)
         assert sum(total.accepted_per_position) > 0.3 * total.num_draft_tokens > 100
         assert sum(total.accepted_per_position) < total.num_draft_tokens
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_every_method_changes_no_tokens(
         assert answers(llm, rounds) == expected[: 32 * rounds]
         assert counted(llm).num_draft_tokens > 15 * rounds
         assert (llm.core.scheduler.num_preemptions > 0) == (variant == "few blocks")
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 TREES = MODELS[2:6]
@@ -168,7 +169,7 @@ def test_trees_change_no_tokens(
         assert total.num_draft_tokens > 3 * total.num_steps, "more than chains"
         assert len(total.accepted_per_position) >= 4
         assert sum(total.accepted_per_position) > total.num_steps
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.mark.slow
@@ -196,4 +197,4 @@ def test_every_tree_method_changes_no_tokens(
         assert answers(llm) == expected
         total = counted(llm)
         assert total.num_draft_tokens > 2 * total.num_steps > 100
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)

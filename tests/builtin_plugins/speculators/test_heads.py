@@ -19,6 +19,7 @@ from builtin_plugins.speculators.mlp_speculator import MlpSpeculator
 from core import LLM, SamplingParams
 from core.errors import EngineError
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 from tests.builtin_plugins.speculators import reference_heads
 from tests.builtin_plugins.speculators.large_batch import BASE, TREE, VARIANTS, answers
 from tests.builtin_plugins.speculators.mixed_requests import counted
@@ -39,7 +40,7 @@ def check_speculation(llm: LLM, expected: list[Any]) -> None:
     total = counted(llm)
     assert total.num_steps > 100
     assert total.num_draft_tokens > 2 * total.num_steps
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from jsonschema import validate
 
 from core import LLM, SamplingParams
 from core.api.sampling import StructuredOutputsParams
+from core.testing.invariants import check_scheduler
 from examples.demo_model.outputs import COUNT, save_outputs
 from tests.builtin_plugins.speculators.mixed_requests import NGRAM, counted, open_llm, run
 
@@ -49,7 +50,7 @@ def test_ngram_changes_no_tokens(expected: list[Any], variant: str) -> None:
         assert sum(total.accepted_per_position) > 10
         if "few blocks" in variant:
             assert llm.core.scheduler.num_preemptions > 0
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_suffix_outputs_file_changes_no_tokens(
         assert run(llm) == expected
         total = counted(llm)
         assert sum(total.accepted_per_position) > 200
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from core.api.sampling import StructuredOutputsParams
 from core.errors import EngineError
 from core.step import NewRow
 from core.testing.checkpoints import make_checkpoint
+from core.testing.invariants import check_scheduler
 from tests.builtin_plugins.speculators.large_batch import TREE
 from tests.builtin_plugins.speculators.mixed_requests import counted, open_llm, run
 
@@ -187,7 +188,7 @@ def test_trees_keep_sampling_parameters(expected: list[Any], variant: str) -> No
         assert run(llm) == expected
         total = counted(llm)
         assert sum(total.accepted_per_position) > total.num_steps > 100
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @pytest.mark.slow

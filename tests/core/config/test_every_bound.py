@@ -142,8 +142,8 @@ def test_out_of_bounds_message_names_bound_and_action() -> None:
         match=r"^--served-model-name is empty, or holds an empty text; give one, or leave it",
     ):
         config_from_kwargs({"served_model_name": ["a", ""]})
-    with pytest.raises(ConfigError, match=r"^--journal holds a NUL character"):
-        config_from_kwargs({"journal": "a\0b"})
+    with pytest.raises(ConfigError, match=r"^--download-dir holds a NUL character"):
+        config_from_kwargs({"download_dir": "a\0b"})
 
 
 def test_default_bounds_are_64_bits_and_finite() -> None:

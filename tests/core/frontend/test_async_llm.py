@@ -14,6 +14,7 @@ import pytest
 from core import AsyncLLM, SamplingParams
 from core.engine.thread_client import ThreadClient
 from core.errors import EngineDead, InvalidRequest
+from core.testing.invariants import check_scheduler
 from core.types import RequestOutput, RequestOutputKind
 from tests.timeouts import TIMEOUT_S
 
@@ -71,7 +72,7 @@ async def assert_nothing_left(engine: AsyncLLM) -> None:
         ):
             await asyncio.sleep(0.005)
     if isinstance(engine._client, ThreadClient):
-        engine._client._core.scheduler.check()
+        check_scheduler(engine._client._core.scheduler)
         assert not engine._client._core.has_work
     else:
         assert len(engine._client._requests) == 0

@@ -11,6 +11,7 @@ import pytest
 from core import LLM, SamplingParams
 from core.errors import EngineDead, InvalidRequest
 from core.frontend.terminal import Interrupts
+from core.testing.invariants import check_scheduler
 
 GREEDY = SamplingParams(max_tokens=200, temperature=0)
 
@@ -60,7 +61,7 @@ def test_ctrl_c_ends_the_call_between_steps(llm: LLM, monkeypatch: pytest.Monkey
     assert llm.core.num_steps == failed_before + 5  # the step under way was finished, none was lost
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert text(llm, "again") == "again"
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
     assert llm.core.scheduler.kv.usage == 0
 
 
@@ -76,7 +77,7 @@ def test_interrupt_inside_a_step_leaves_a_usable_engine(
     monkeypatch.undo()
     llm.core.executor._queue.clear()  # the plan of the interrupted collection
     assert text(llm, "again") == "again"
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
 
 
 def test_second_ctrl_c_is_raised_at_once() -> None:
@@ -114,7 +115,7 @@ def test_invalid_argument_is_named_and_nothing_runs(
         llm.generate(**given)
     assert refused.value.field == field
     assert not llm.has_unfinished_requests() or llm.step() == []
-    llm.core.scheduler.check()
+    check_scheduler(llm.core.scheduler)
 
 
 @pytest.mark.parametrize("messages", [None, "hi", {}, 5])

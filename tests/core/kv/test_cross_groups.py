@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from core.kv import Hit, KVManager, Lease, plan_layout
 from core.model_spec.kv import CacheSpec, CrossAttention, FullAttention, LayerKV, SlidingWindow
+from core.testing.invariants import check_kv
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=10)
@@ -49,9 +50,9 @@ def test_encoder_blocks_are_allocated_at_admission() -> None:
     assert kv.extend(lease, 4, 9) == [(0, lease.tables[0][1:])]
     assert [len(table) for table in lease.tables] == [3, 5]
     kv.trim(lease, 9)
-    kv.check([lease])
+    check_kv(kv, [lease])
     kv.close_lease(lease)
-    kv.check([])
+    check_kv(kv, [])
     assert kv.usage == 0
 
 
@@ -60,7 +61,7 @@ def test_failed_admission_takes_no_encoder_blocks() -> None:
     first = start(kv, 8, 4)  # 2 + 1
     assert first is not None
     assert start(kv, 5, 29) is None  # 2 + 8
-    kv.check([first])
+    check_kv(kv, [first])
     assert start(kv, 5, 28) is not None  # 2 + 7
 
 
@@ -115,9 +116,9 @@ def test_random_requests_free_every_block(
             kv.step_returned(step)
         for lease, _ in running.values():
             assert len(lease.tables[-1]) == -(-lease.num_encoder_positions // 4)
-        kv.check([lease for lease, _ in running.values()])
+        check_kv(kv, [lease for lease, _ in running.values()])
     for lease, _ in running.values():
         kv.close_lease(lease)
     kv.step_returned(step)
-    kv.check([])
+    check_kv(kv, [])
     assert kv.usage == 0

@@ -4,6 +4,7 @@ import pytest
 
 from core.kv import KVManager, plan_layout
 from core.model_spec.kv import ChunkedLocal, FullAttention, LayerKV, RecurrentState, SlidingWindow
+from core.testing.invariants import check_kv
 
 FULL = FullAttention(2, 64, "bfloat16")
 WINDOW = SlidingWindow(2, 64, "bfloat16", window=32)
@@ -46,7 +47,7 @@ def test_hybrid_request_of_112_tokens_holds_11_blocks():
     assert held(lease) == 21
     kv.trim(lease, 112)
     assert held(lease) == 11
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_ten_block_reuse_example():
@@ -67,7 +68,7 @@ def test_ten_block_reuse_example():
     assert cached == 12
     # Allocated: the three never used, then the partial and the full block freed first.
     assert third.tables == [[1, 2, 3, 8, 9, 10, 5, 4]]
-    kv.check([third])
+    check_kv(kv, [third])
 
 
 def test_at_least_one_token_is_computed():
@@ -155,7 +156,7 @@ def test_specs_with_unequal_sizes_hold_their_own_blocks():
     lease, _ = start(kv, list(range(112)))
     kv.trim(lease, 112)
     assert [sum(map(bool, table)) for table in lease.tables] == [7, 2, 3]
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_failed_allocation_takes_nothing():
@@ -164,7 +165,7 @@ def test_failed_allocation_takes_nothing():
     assert not kv.admit(lease, kv.find_longest_hit(lease, [], 0), 0, 48, 48, 48)
     assert kv.admit(lease, kv.find_longest_hit(lease, [], 0), 0, 32, 32, 32)
     assert kv.extend(lease, 32, 33) is None
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_admission_requires_room_for_the_whole_sequence():
@@ -188,7 +189,7 @@ def test_shared_window_blocks_do_not_count_as_freed():
     for position in (64, 80):
         kv.trim(lease, position)
         assert kv.extend(lease, position, position + 16) is not None
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_freed_blocks_wait_for_steps_in_flight():
@@ -204,7 +205,7 @@ def test_freed_blocks_wait_for_steps_in_flight():
     assert kv.extend(other, 0, 16) is None
     kv.step_returned(2)
     assert kv.extend(other, 0, 16) == [(0, [4])]
-    kv.check([other])
+    check_kv(kv, [other])
 
 
 def test_forgotten_contents_are_not_found():
@@ -218,7 +219,7 @@ def test_cleared_blocks_stay_with_their_lease():
     kv = make_manager(FULL)
     lease, _ = start(kv, list(range(33)))
     kv.clear_prefix_cache(contents_valid=True)
-    kv.check([lease])
+    check_kv(kv, [lease])
     kv.close_lease(lease)
     assert start(kv, list(range(33)))[1] == 0
 
@@ -255,7 +256,7 @@ def test_state_takes_a_second_block_at_a_boundary():
     assert held(lease) == 2
     kv.trim(lease, 97)
     assert held(lease) == 1
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_state_hits_are_limited_to_block_boundaries():
@@ -278,4 +279,4 @@ def test_shared_state_is_never_written():
     second, cached = start(kv, [*range(64), 1, 2])
     assert cached == 64
     assert second.tables[0] == [0, first.tables[0][1], 3]
-    kv.check([first, second])
+    check_kv(kv, [first, second])

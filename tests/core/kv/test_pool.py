@@ -1,6 +1,7 @@
 """Block pool: order of reuse, references and keys."""
 
 from core.kv.pool import BlockPool
+from core.testing.invariants import check_pool
 
 
 def test_blocks_are_allocated_in_order_without_the_null_block():
@@ -36,7 +37,7 @@ def test_touch_revives_free_and_shares_held_blocks():
     assert (pool.refs[1], pool.refs[2], pool.num_free) == (1, 0, 2)
     pool.touch([2])
     assert pool.num_free == 1
-    pool.check([0, 1, 1, 0])
+    check_pool(pool, [0, 1, 1, 0])
 
 
 def test_first_block_with_a_key_stays_cached():
@@ -55,4 +56,4 @@ def test_removing_all_keys_leaves_references():
     pool.add_keys(0, [b"a"], [pool.allocate(1)[0]])
     pool.remove_keys_since(0)
     assert pool.cached_blocks(0) == {}
-    pool.check([0, 1, 0])
+    check_pool(pool, [0, 1, 0])

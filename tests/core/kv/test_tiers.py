@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from core.kv import KVManager, plan_layout
 from core.kv.lease import Lease
 from core.model_spec.kv import FullAttention, LayerKV, SlidingWindow
+from core.testing.invariants import check_kv
 
 FULL = FullAttention(1, 8, "float32")
 WINDOW = SlidingWindow(1, 8, "float32", window=6)
@@ -86,7 +87,7 @@ def test_evicted_blocks_are_reported_and_found_in_the_tier() -> None:
     assert (found, local) == (16, 0)
     assert [load.key for load in lease.loads] == lease.keys[:4]
     assert [load.block for load in lease.loads] == lease.tables[0][:4]
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 @pytest.mark.parametrize("others", [{"salt": "other"}, {"extras": (("adapter", b"tenant"),)}, {}])
@@ -116,7 +117,7 @@ def test_cache_and_tier_together_hold_a_prefix() -> None:
     lease, found, local = start(kv, tokens)
     assert (found, local) == (32, 8)
     assert [load.key for load in lease.loads] == keys[2:5]
-    kv.check([lease])
+    check_kv(kv, [lease])
 
 
 def test_windowed_groups_look_up_the_tier() -> None:
@@ -200,7 +201,7 @@ def test_hit_with_tier_matches_one_combined_cache(
                     pool.remove_key(pool.cached_blocks(group)[key])
         tier.held = {(group, keys[link]) for group, link in in_tier}
         lease, found, _ = start(kv, tokens)
-        kv.check([lease])
+        check_kv(kv, [lease])
         return found
 
     own = {entry for entry in cached if entry[0] < len(specs)}
@@ -227,7 +228,7 @@ def test_hit_blocks_are_not_evicted_for_loads(num_blocks: int) -> None:
     if admitted:
         assert lease.tables[0][:2] == tables[:2]
         assert keys[:2] == lease.keys[:2]
-        kv.check([lease])
+        check_kv(kv, [lease])
 
 
 def test_listeners_see_every_publication_and_removal() -> None:
@@ -257,8 +258,8 @@ def test_pinned_blocks_stay_until_the_lease_is_closed() -> None:
     kv.close_lease(lease)
     spill(kv, 6)
     assert [kv.pools[0].cached_blocks(0).get(key) for key in lease.keys[:2]] == table
-    kv.check([held])
+    check_kv(kv, [held])
     kv.close_lease(held)
-    kv.check([])
+    check_kv(kv, [])
     spill(kv, 8)
     assert not kv.pools[0].cached_blocks(0)

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 from core.contracts.scheduling import MayStart
+from core.testing.invariants import check_scheduler
 from tests.core.scheduler.fake_worker import Engine, Sequence, hash_of
 
 
@@ -104,7 +105,7 @@ class Connector:
             # A failed load is not tried again.
             self.num_calls[request_id] = self.num_calls.get(request_id, 0) + 2
             self.scheduler.recompute(request_id, position)
-            self.scheduler.check()
+            check_scheduler(self.scheduler)
 
     def finished(self, request: Any) -> bool:
         self.held.pop(request.request_id, None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from builtin_plugins.features.journal.recorder import Journal
 from core.errors import InvalidRequest
 from core.kv import KVManager, plan_layout
 from core.kv.windows import first_visible_position
@@ -27,8 +28,8 @@ from core.model_spec.kv import (
     SlidingWindow,
 )
 from core.scheduler import Scheduler, SchedulerLimits
-from core.scheduler.journal import Journal
 from core.step import EngineRequest, RequestDelta, StepPlan, StepResult
+from core.testing.invariants import check_scheduler
 from core.types import SamplingParams
 
 EOS = 0
@@ -454,36 +455,36 @@ class Engine:
         try:
             self.scheduler.add(request)
         except InvalidRequest:
-            self.scheduler.check()
+            check_scheduler(self.scheduler)
             return False
         self.worker.salts[request_id] = request.cache_salt
         self.requests[request_id] = request
         self.outputs[request_id] = []
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         return True
 
     def abort(self, request_id: str) -> RequestDelta | None:
         delta = self.scheduler.abort(request_id)
         if delta is not None:
             self._take([delta])
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         return delta
 
     def wake(self, request_id: str) -> None:
         self.scheduler.wake(request_id)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def recompute(self, request_id: str, position: int) -> None:
         """Invalidate what the request has cached from a position on."""
         self.scheduler.recompute(request_id, position)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def tokens(self, request_id: str) -> list[int]:
         return self.requests[request_id].prompt_token_ids + self.outputs[request_id]
 
     def schedule(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         if plan is not None:
             self.plans.append(plan)
             self.started += [new.request_id for new in plan.new]
@@ -494,12 +495,12 @@ class Engine:
         result = self.worker.collect()
         deltas = self.scheduler.update(result)
         self._take(deltas)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def fail_steps(self) -> None:
         self.worker.fail_steps()
         self._take(self.scheduler.fail_in_flight("the device is gone"))
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def _take(self, deltas: Iterable[RequestDelta]) -> None:
         for delta in deltas:

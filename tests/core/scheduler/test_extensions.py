@@ -4,6 +4,7 @@ import pytest
 
 from core.errors import PluginError
 from core.step import StepResult
+from core.testing.invariants import check_scheduler
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 
 
@@ -112,10 +113,10 @@ def test_pinned_blocks_are_held_until_release():
     assert engine.scheduler.kv.usage > 0
     assert engine.abort("long") is None
     assert not engine.add("long", prompt(3))
-    engine.scheduler.check()
+    check_scheduler(engine.scheduler)
     engine.scheduler.release("long")
     engine.scheduler.release("long")
-    engine.scheduler.check()
+    check_scheduler(engine.scheduler)
     engine.check_idle()
 
 
@@ -174,7 +175,7 @@ def test_extension_error_in_finished_leaks_nothing():
     engine.step()
     with pytest.raises(PluginError, match="'pins' failed in"):
         engine.scheduler.abort("a")
-    engine.scheduler.check()
+    check_scheduler(engine.scheduler)
 
 
 class Remote:
@@ -192,7 +193,7 @@ def test_remotely_cached_tokens_are_not_computed():
     assert [len(table) for table in plan.new[0].blocks] == [5, 5, 5]
     assert plan.new[0].blocks[1][0] == 0  # outside the window
     engine.scheduler.update(StepResult(1, [0], [5]))
-    engine.scheduler.check()
+    check_scheduler(engine.scheduler)
     assert engine.scheduler.abort("a").num_cached_tokens == 10
 
 

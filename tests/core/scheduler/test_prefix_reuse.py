@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from core.step import Logprobs, Span
+from core.testing.invariants import check_scheduler
 from core.types import SamplingParams
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 
@@ -114,7 +115,7 @@ def test_prompt_logprobs_are_delivered_once_across_preemption():
         result = msgspec.structs.replace(result, prompt_logprobs=entries)
         for delta in engine.scheduler.update(result):
             seen += [-int(entry.values[0]) for entry in delta.prompt_logprobs or []]
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
     assert engine.scheduler.num_preemptions > 0
     assert seen == list(range(1, 12))
 

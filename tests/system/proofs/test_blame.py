@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from core import LLM, SamplingParams
+from core.testing.invariants import check_scheduler
 
 RAISING = '''
 """A processor that fails."""
@@ -74,5 +75,5 @@ def test_processor_error_fails_only_its_requests(
         assert faults == {"raising": [2, "ZeroDivisionError: broken on purpose"]}
         for part in ("raising", "raises", outputs[1].request_id, "ValueError: broken on purpose"):
             assert part in caplog.text
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
         assert llm.core.scheduler.num_running == 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from core import LLM, SamplingParams
+from core.testing.invariants import check_scheduler
 from tests.system.proofs.features import drafting, host_tier, remote_prefill
 
 FOLDER = Path(__file__).parent / "features"
@@ -111,7 +112,7 @@ def test_draft_tokens_change_no_token(expected: Tokens, ahead: bool, tight: bool
         drafts = half(llm, drafting.DraftScheduler)
         assert drafts.num_planned > 20
         assert drafts.num_accepted > 3
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @DEPTHS
@@ -140,7 +141,7 @@ def test_evicted_blocks_return_from_host_memory(expected: Tokens, ahead: bool) -
         directory = half(llm, host_tier.Directory)
         assert directory.num_stored > 5
         assert directory.num_loaded > 5
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @DEPTHS
@@ -174,7 +175,7 @@ def test_small_windowed_cache_spills_into_host_memory(ahead: bool) -> None:
             assert turn == 0 or min(cached) >= 56, (
                 cached
             )  # of 70 tokens, those of whole blocks, groups agreed
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
 
 
 @DEPTHS
@@ -205,7 +206,7 @@ def test_remote_prefill_gives_the_same_tokens(
     with open_llm("remote_prefill", hand_role="takes", **crossing) as takes:
         assert run(takes) == expected
         assert half(takes, remote_prefill.Planner).num_crossed == len(TEXTS)
-        takes.core.scheduler.check()
+        check_scheduler(takes.core.scheduler)
 
 
 def test_three_features_on_two_ranks(voiced: Tokens) -> None:
@@ -239,4 +240,4 @@ def test_all_features_together(voiced: Tokens, ahead: bool, ranks: int, tmp_path
         assert run(llm, VOICES) == voiced
         assert half(llm, drafting.DraftScheduler).num_planned > 20
         assert half(llm, remote_prefill.Planner).num_crossed > 0
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)

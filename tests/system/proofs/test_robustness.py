@@ -9,6 +9,7 @@ import pytest
 
 from core import LLM, SamplingParams
 from core.errors import InvalidRequest
+from core.testing.invariants import check_scheduler
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def llm() -> Iterator[LLM]:
 
 def assert_nothing_leased(llm: LLM) -> None:
     scheduler = llm.core.scheduler
-    scheduler.check()
+    check_scheduler(scheduler)
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.kv.usage) == (0, 0, 0)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from core import LLM, LoRARequest, SamplingParams
+from core.testing.invariants import check_scheduler
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -42,7 +43,7 @@ def counted(
         given = {"lora_request": [adapter for _, adapter in jobs]} if any(adapters) else {}
         outputs = llm.generate([prompt for prompt, _ in jobs], PARAMS, use_tqdm=False, **given)
         assert [output.error for output in outputs if output.error] == []
-        llm.core.scheduler.check()
+        check_scheduler(llm.core.scheduler)
         preempted = llm.core.scheduler.num_preemptions
     found = [tuple(output.outputs[0].token_ids) for output in outputs]
     return [found[index :: len(adapters)] for index in range(len(adapters))], preempted

@@ -10,7 +10,7 @@ import pytest
 
 from core import LLM, AsyncLLM, SamplingParams
 from core.errors import EngineDead
-from core.scheduler_dump import MAX_REQUESTS, describe
+from core.scheduler.dump import MAX_REQUESTS, describe
 from core.step import EngineRequest
 
 SETTINGS = {"max_model_len": 64, "num_gpu_blocks_override": 64, "max_num_seqs": 4}

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from core.scheduler import Scheduler
-    from core.scheduler.journal import Journal
+    from core.scheduler.scheduler import Scheduler
 
 MAX_REQUESTS: Final = 64
 """Number of requests that a text lists: those with a row first."""
 
 
-def describe(scheduler: Scheduler | Journal) -> str:
+def describe(scheduler: Scheduler) -> str:
     """Return the state as JSON, or why it cannot be read."""
     try:
         return f"scheduler: {msgspec.json.encode(_state(scheduler)).decode()}"

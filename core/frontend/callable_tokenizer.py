@@ -1,4 +1,4 @@
-"""The tokenizer that `LLM.get_tokenizer` returns: callable, and with a chat template."""
+"""The tokenizer of `LLM.get_tokenizer`: callable, with a chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class CallableTokenizer:
     """The engine's tokenizer with the calls of transformers' tokenizers.
 
-    Everything else is the engine's own: `encode`, `decode`, `eos_token_id` and so on.
+    All else is the engine's own: `encode`, `decode`, `eos_token_id`.
     """
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
@@ -35,7 +35,7 @@ class CallableTokenizer:
     def __call__(
         self, text: str | Sequence[str], add_special_tokens: bool = True
     ) -> dict[str, Any]:
-        """Return `input_ids` and `attention_mask` of a text, or of each text of a list."""
+        """Return `input_ids` and `attention_mask` of a text, or of a list of texts."""
         if isinstance(text, str):
             ids = self._tokenizer.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -53,7 +53,7 @@ class CallableTokenizer:
         return_dict: bool = True,
         **template_kwargs: Any,
     ) -> str | list[int] | dict[str, Any]:
-        """Return a conversation's prompt: `input_ids` and `attention_mask`, or ids, or text."""
+        """Return a conversation's prompt as a mapping, ids or text."""
         prompt = self._renderer.messages(
             conversation,
             tools=tools,

@@ -1,8 +1,4 @@
-"""Journal: every call of a scheduler and every plan it returned;
-`core.testing.replay` reads it.
-
-The file is a sequence of length-prefixed msgpack frames.
-"""
+"""Records every call of the scheduler and every plan it returns."""
 
 from __future__ import annotations
 
@@ -10,60 +6,28 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import msgspec
 
-from core.errors import EngineError
-from core.model_spec.kv import KVLayout
-from core.scheduler.limits import SchedulerLimits
-from core.scheduler.scheduler import Scheduler
-from core.step import StepPlan
+from core.api import EngineError
+from core.api.execution import StepPlan
+from core.testing.journal import EXTENSION, LENGTH_BYTES, RECORDED, Frame, header_of
 
 log = logging.getLogger(__name__)
-VERSION: Final = 4
-LENGTH_BYTES: Final = 4
-"""Bytes of the little-endian length before each frame."""
 
 
-RECORDED: Final = {
-    "add": "add",
-    "abort": "abort",
-    "wake": "wake",
-    "loaded": "loaded",
-    "release": "release",
-    "recompute": "recompute",
-    "receive_message": "message",
-    "reset_prefix_cache": "reset",
-    "update": "result",
-    "fail_in_flight": "fail",
-}
-"""Kind of the frame of each scheduler method, besides "plan" of `schedule`."""
+class JournalExtension:
+    """Scheduler half: lets the engine call a `Journal` instead of the scheduler."""
 
+    name = EXTENSION
 
-class Header(msgspec.Struct, frozen=True):
-    """The construction parameters of the recorded scheduler."""
+    def __init__(self, path: str) -> None:
+        self._path = path
 
-    version: int
-    limits: SchedulerLimits
-    layout: KVLayout
-    prefix_caching: bool
-    identity: str
-    depth: int
-    policy: str
-    extensions: list[str]
-
-
-class Frame(msgspec.Struct, array_like=True, frozen=True):
-    """One event, after the `num_schedules`-th call of `schedule`.
-
-    Its data is the argument of the call, or a pair of arguments.
-    """
-
-    kind: str
-    clock_s: float
-    num_schedules: int
-    data: msgspec.Raw
+    def wrap(self, scheduler: Any) -> Journal:
+        """Return the recording scheduler."""
+        return Journal(self._path, scheduler)
 
 
 class Journal:
@@ -75,7 +39,7 @@ class Journal:
     """
 
     def __init__(
-        self, path: str, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic
+        self, path: str, scheduler: Any, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
             self._file: BinaryIO | None = open(path, "wb")  # noqa: SIM115 - closed by close()
@@ -111,7 +75,7 @@ class Journal:
 
     def schedule(self) -> StepPlan | None:
         """Return the next plan; the count of calls records those without a plan."""
-        plan = self._scheduler.schedule()
+        plan: StepPlan | None = self._scheduler.schedule()
         if plan is not None:
             self._record("plan", plan)
         return plan
@@ -140,20 +104,3 @@ class Journal:
             with suppress(OSError):  # the disk is full
                 self._file.close()
             self._file = None
-
-
-def header_of(scheduler: Scheduler) -> Header:
-    """Return the journal header of a scheduler."""
-    kv = scheduler.kv
-    # `type(policy)` would return the class of its timing proxy.
-    policy = scheduler.policy.__class__.__qualname__
-    return Header(
-        version=VERSION,
-        limits=scheduler.limits,
-        layout=kv.layout,
-        prefix_caching=kv.prefix_caching,
-        identity=kv.identity,
-        depth=scheduler.depth,
-        policy=policy,
-        extensions=scheduler.extension_names,
-    )

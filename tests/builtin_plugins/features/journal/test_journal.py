@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 import core.testing.replay as replay_module
+from builtin_plugins.features.journal.recorder import Journal
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.errors import EngineError
-from core.scheduler.journal import Journal
 from core.testing.replay import replay
 from tests.core.scheduler.fake_worker import VOCAB, Engine
 

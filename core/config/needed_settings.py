@@ -1,4 +1,4 @@
-"""Options that have no effect without another setting (`Option.needs`)."""
+"""Options that need another setting (`Option.needs`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def unmet_need(fields: Mapping[str, Field], settings: Mapping[str, Any]) -> str:
-    """Return the error of the first option without any setting that it needs; empty: none."""
+    """Return the error of the first option that lacks its setting; empty: none."""
     given = [(name, f"{name}={each.value}") for name, each in settings.items() if each.value]
     for name, setting in settings.items():
         found = fields[name]
