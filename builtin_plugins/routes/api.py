@@ -2,6 +2,7 @@
 
 from builtin_plugins.routes.calls import Call, require_all
 from builtin_plugins.routes.common.media_parts import MediaMessages, load_media, read_media
+from builtin_plugins.routes.common.websocket import accept_websocket, error_message, serve_messages
 from builtin_plugins.routes.error_forms import ERROR_FORMS
 from builtin_plugins.routes.media import (
     MediaCounter,
@@ -25,10 +26,13 @@ __all__ = [
     "MediaSource",
     "Variant",
     "VariantSource",
+    "accept_websocket",
+    "error_message",
     "load_media",
     "media_counters",
     "media_loaders",
     "read_media",
     "require_all",
+    "serve_messages",
     "variant_sources",
 ]

@@ -6,29 +6,24 @@ its stream as messages. The newest response can be continued although it is not 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import msgspec
 from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from builtin_plugins.routes.common.body import decode_json
 from builtin_plugins.routes.common.streams import EventStream
 from builtin_plugins.routes.common.sub_requests import sub_request
+from builtin_plugins.routes.common.websocket import accept_websocket, error_message, serve_messages
 from builtin_plugins.routes.responses.responses import Responses
 from builtin_plugins.routes.responses.session import Session
 from core.api import InvalidRequest
 
 CREATE: Final = "response.create"
 """Type of the messages of clients."""
-POLL_S: Final = 0.25
-"""Interval of checks for a draining server, in seconds."""
-RESTART: Final = 1012
-"""Close code of a server that stops."""
 _TRANSPORT_FIELDS: Final = ("type", "stream", "stream_options")
 
 
@@ -41,55 +36,8 @@ class ResponseSocket:
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one connection until the client leaves or the server stops."""
-        if not self._allows(websocket):
-            await websocket.close(1008, "the origin is not one of --allowed-origins")
-            return
-        await websocket.accept()
-        session = Session()
-        activity = websocket.scope["state"].get("server")
-        message = asyncio.ensure_future(websocket.receive())
-        try:
-            while True:
-                await asyncio.wait({message}, timeout=POLL_S)
-                if message.done():
-                    if message.result()["type"] == "websocket.disconnect":
-                        return
-                    text = message.result()
-                    message = asyncio.ensure_future(websocket.receive())
-                    if not await self._serve(websocket, session, text, message):
-                        return
-                elif activity is not None and activity.draining:
-                    await websocket.close(RESTART, "the server stops")
-                    return
-        finally:
-            message.cancel()
-            await asyncio.gather(message, return_exceptions=True)
-
-    async def _serve(
-        self,
-        websocket: WebSocket,
-        session: Session,
-        message: Message,
-        following: asyncio.Future[Message],
-    ) -> bool:
-        """Answer one message; return False if the client has left.
-
-        `following` is the next message: a disconnect cancels the answer.
-        """
-        answer: asyncio.Future[Any]
-        answer = asyncio.ensure_future(self._answer(websocket, session, message))
-        try:
-            either: set[asyncio.Future[Any]] = {answer, following}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and following.result()["type"] == "websocket.disconnect":
-                return False
-            await answer
-        except (WebSocketDisconnect, RuntimeError):  # sending to a closed connection
-            return False
-        finally:
-            answer.cancel()
-            await asyncio.gather(answer, return_exceptions=True)
-        return True
+        if await accept_websocket(websocket, self._origins):
+            await serve_messages(websocket, partial(self._answer, websocket, Session()))
 
     async def _answer(self, websocket: WebSocket, session: Session, message: Message) -> None:
         """Send the events of a response, or an error."""
@@ -110,19 +58,12 @@ class ResponseSocket:
             failed = await _send_events(websocket, stream)
         except Exception as error:  # noqa: BLE001 - every exception becomes a message
             failed = True
-            await websocket.send_text(_error_message(state["describe"](error)))
+            await websocket.send_text(error_message(state["describe"](error)))
         finally:
             reservation.release()
             state["server"].open_requests -= 1
         if failed and isinstance(previous, str):
             session.evict(previous)
-
-    def _allows(self, websocket: WebSocket) -> bool:
-        """Return whether pages of the connection's origin may call; programs have no origin."""
-        origin = websocket.headers.get("origin")
-        if origin is None or origin in self._origins or "*" in self._origins:
-            return True
-        return urlsplit(origin).netloc == websocket.headers.get("host")
 
 
 def _fields(data: bytes) -> dict[str, Any]:
@@ -156,13 +97,3 @@ def _texts(encoded: bytes) -> Iterator[str]:
     for line in encoded.split(b"\n"):
         if line.startswith(b"data: "):
             yield line.removeprefix(b"data: ").decode()
-
-
-def _error_message(answer: Any) -> str:
-    error = {
-        "type": answer.type,
-        "code": answer.code or "error",
-        "message": answer.message,
-        "param": answer.param,
-    }
-    return msgspec.json.encode({"type": "error", "status": answer.status, "error": error}).decode()

@@ -6,17 +6,14 @@ there; an idle one does not keep the model loaded.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
-import msgspec
 from fastapi import HTTPException
 from starlette.routing import WebSocketRoute
 from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 from websockets.protocol import State
@@ -26,14 +23,11 @@ from builtin_plugins.commands.serve.models.forwarding import forwarded_headers, 
 from builtin_plugins.commands.serve.models.names import ModelNames
 from builtin_plugins.commands.serve.models.pool import Model, ModelPool
 from builtin_plugins.commands.serve.models.routes import used
+from builtin_plugins.routes.api import accept_websocket, error_message, serve_messages
 from builtin_plugins.servers.api import ServerActivity
 from core.api import EngineConfig
 
 PATH: Final = "/v1/responses"
-POLL_S: Final = 0.25
-"""Interval of checks for a draining server, in seconds."""
-RESTART: Final = 1012
-"""Close code of a server that stops."""
 LAST_EVENTS: Final = tuple(
     f'{{"type":"{kind}"'
     for kind in ("response.completed", "response.incomplete", "response.failed", "error")
@@ -54,18 +48,11 @@ class SocketRoutes:
         return [WebSocketRoute(PATH, self._connected)]
 
     async def _connected(self, websocket: WebSocket) -> None:
-        if not self._allows(websocket):
-            await websocket.close(1008, "the origin is not one of --allowed-origins")
+        if not await accept_websocket(websocket, self._origins):
             return
         async with AsyncExitStack() as links:
-            await _Session(websocket, self._pool, self._names, links).serve()
-
-    def _allows(self, websocket: WebSocket) -> bool:
-        """Return whether pages of the connection's origin may call; programs have no origin."""
-        origin = websocket.headers.get("origin")
-        if origin is None or origin in self._origins or "*" in self._origins:
-            return True
-        return urlsplit(origin).netloc == websocket.headers.get("host")
+            session = _Session(websocket, self._pool, self._names, links)
+            await serve_messages(websocket, session.answer)
 
 
 class _Session:
@@ -81,47 +68,15 @@ class _Session:
         self._links: dict[Model, ClientConnection] = {}
         self._activity: ServerActivity = websocket.scope["state"]["server"]
 
-    async def serve(self) -> None:
-        """Serve messages one after the other until the client leaves or the server stops."""
-        await self._websocket.accept()
-        message = asyncio.ensure_future(self._websocket.receive())
-        try:
-            while True:
-                await asyncio.wait({message}, timeout=POLL_S)
-                if message.done():
-                    received = message.result()
-                    if received["type"] == "websocket.disconnect":
-                        return
-                    message = asyncio.ensure_future(self._websocket.receive())
-                    if not await self._serve_one(received, message):
-                        return
-                elif self._activity.draining:
-                    await self._websocket.close(RESTART, "the server stops")
-                    return
-        finally:
-            message.cancel()
-            await asyncio.gather(message, return_exceptions=True)
-
-    async def _serve_one(self, message: Message, following: asyncio.Future[Message]) -> bool:
-        """Answer one message; return False if the client has left, which cancels the answer."""
-        answer = asyncio.ensure_future(self._answer(message))
+    async def answer(self, message: Message) -> None:
+        """Send the events of a response, or an error."""
         self._activity.open_requests += 1
         try:
-            either: set[asyncio.Future[Any]] = {answer, following}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and following.result()["type"] == "websocket.disconnect":
-                return False
-            await answer
-        except (WebSocketDisconnect, RuntimeError):  # sending to a closed connection
-            return False
+            await self._answer(message)
         finally:
             self._activity.open_requests -= 1
-            answer.cancel()
-            await asyncio.gather(answer, return_exceptions=True)
-        return True
 
     async def _answer(self, message: Message) -> None:
-        """Send the events of a response, or an error."""
         text = message.get("text") or (message.get("bytes") or b"").decode(errors="replace")
         try:
             model = await self._names.find(named_model(text.encode()))
@@ -135,14 +90,7 @@ class _Session:
                 }
                 error = HTTPException(503, detail)
             described = self._websocket.scope["state"]["describe"](error)
-            content = {
-                "type": described.type,
-                "code": described.code or "error",
-                "message": described.message,
-                "param": described.param,
-            }
-            body = {"type": "error", "status": described.status, "error": content}
-            await self._websocket.send_text(msgspec.json.encode(body).decode())
+            await self._websocket.send_text(error_message(described))
 
     async def _relay(self, link: ClientConnection, text: str) -> None:
         """Send a message to a model's process, and its events to the client."""
