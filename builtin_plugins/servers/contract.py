@@ -59,8 +59,9 @@ class Server(Protocol):
     cannot work (an address in use); it runs before the model is loaded. A static method
     `open_listeners(config, parent)` returns descriptors by name that several processes of
     the server share (`--api-server-count`); `run` finds them at its parent. An attribute
-    `parent` is set before `run` when a `Parent` supervises the process: the server
-    preserves its listening sockets there and reports when it serves.
+    `parent` is set before `run` to the `ServerParent` that supervises the process, if
+    one does: the server reports there when it serves, and preserves its listening
+    sockets if it is a `Parent`.
     """
 
     def run(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -86,7 +85,7 @@ class ApiServerLLM(AsyncLLM):
 
 
 class BrokerParent:
-    """The parent of an API server, as servers know one: the process that has the broker."""
+    """The `ServerParent` of an API server: the process that has the broker."""
 
     def __init__(self, channel: ParentChannel, begin: messages.Begin, *, is_first: bool) -> None:
         self._channel = channel
@@ -102,17 +101,6 @@ class BrokerParent:
         """Return the descriptors that all API servers share under a name."""
         descriptors = self._begin.descriptors.get(name)
         return None if descriptors is None else PreservedState(descriptors=tuple(descriptors))
-
-    def preserve(
-        self,
-        name: str,
-        note: bytes = b"",
-        *,
-        descriptors: Sequence[int] = (),
-        process: Any = None,
-        paths: Sequence[str] = (),
-    ) -> None:
-        """Preserve nothing: the process that has the broker holds the shared descriptors."""
 
     def report_serving(self, stand_in: str = "") -> None:
         """Report that this API server accepts connections."""

@@ -41,7 +41,7 @@ from builtin_plugins.servers.http.sockets import (
     tls_files,
     url_of,
 )
-from builtin_plugins.servers.parent import Parent
+from builtin_plugins.servers.parent import Parent, ServerParent
 from core.api import ConfigError, EngineConfig
 from core.api.serving import ServedEngine
 
@@ -86,7 +86,7 @@ class HttpServer:
         """Address of the server, set by `run`."""
         self._is_one_of_several = (config.options.get("api_server_count") or 1) > 1
         self._server: _Server | None = None
-        self.parent: Parent | None = None
+        self.parent: ServerParent | None = None
         """Parent process, which preserves the listening socket if this process dies."""
 
     @staticmethod

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from builtin_plugins.servers.http.connections import SEND_BUFFER_BYTES
-from builtin_plugins.servers.parent import Parent
+from builtin_plugins.servers.parent import Parent, ServerParent
 from core.api import ConfigError
 
 BACKLOG: Final = 2048
@@ -35,15 +35,18 @@ def listen(options: Mapping[str, Any]) -> socket.socket:
 
 
 def preserve_listener(
-    listener: socket.socket, parent: Parent | None, options: Mapping[str, Any]
+    listener: socket.socket, parent: ServerParent | None, options: Mapping[str, Any]
 ) -> None:
-    """Preserve the socket, and a Unix socket's file, beyond this process."""
-    if parent is not None and not parent.restarts:
+    """Preserve the socket, and a Unix socket's file, beyond this process.
+
+    The listener of an API server is preserved already.
+    """
+    if isinstance(parent, Parent) and not parent.restarts:
         paths = [os.path.abspath(options["uds"])] if options.get("uds") else []
         parent.preserve(LISTENER, descriptors=[listener.fileno()], paths=paths)
 
 
-def preserved_listener(parent: Parent | None) -> socket.socket | None:
+def preserved_listener(parent: ServerParent | None) -> socket.socket | None:
     """Return the socket preserved from before a restart, or None."""
     preserved = parent.preserved(LISTENER) if parent is not None else None
     return None if preserved is None else socket.socket(fileno=os.dup(preserved.descriptors[0]))
