@@ -11,6 +11,8 @@ from core.config import EngineConfig
 from core.contracts.clients import State
 from core.errors import EngineDead, InvalidRequest
 from core.frontend.metrics import MetricSinks
+from core.plugin import load_plan
+from core.plugin.plan import PluginPlan
 from core.testing.byte_tokenizer import ByteTokenizer
 from core.types import CompletionOutput, Logprob, RequestOutput, RequestOutputKind, SamplingParams
 from core.types.plugin_params import KnownNames
@@ -22,7 +24,7 @@ class EchoEngine:
     def __init__(self, config: EngineConfig | None = None, max_model_len: int = 256) -> None:
         self.config = config or EngineConfig()
         self.source = SimpleNamespace(name="echo", path=None)
-        self.registry: Any = None
+        self.registry = load_plan(PluginPlan(plugins=()))
         self.tokenizer = ByteTokenizer()
         self.renderer = None
         self.max_model_len = max_model_len

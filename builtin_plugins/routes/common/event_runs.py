@@ -17,7 +17,6 @@ from fastapi import HTTPException
 from core.api import InvalidRequest
 
 if TYPE_CHECKING:
-    from core.api import Registry
     from core.api.serving import ServedEngine
 
 MAX_RUNS: Final = 256
@@ -167,10 +166,7 @@ class EventRuns:
     @classmethod
     def shared(cls, engine: ServedEngine) -> EventRuns:
         """Return the runs of all routes of an engine, which share the limits of an owner."""
-        registry: Registry | None = engine.registry
-        if registry is None:
-            return cls()
-        found: EventRuns = registry.shared("event runs", cls)
+        found: EventRuns = engine.registry.shared("event runs", cls)
         return found
 
     def get(self, owner: str, run_id: str) -> EventRun | None:

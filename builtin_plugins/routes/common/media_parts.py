@@ -44,7 +44,7 @@ class MediaEngine(Protocol):
     """What media need of an engine: its loaders and its name."""
 
     @property
-    def registry(self) -> Registry | None:
+    def registry(self) -> Registry:
         """The plugins of this process."""
 
     @property
@@ -146,7 +146,7 @@ async def releasing(
 
 
 def _loaders(engine: MediaEngine) -> Sequence[MediaLoader]:
-    return () if engine.registry is None else media_loaders(engine.registry)
+    return media_loaders(engine.registry)
 
 
 def _read_part(part: Any, field: str, ignored: list[str]) -> Any:

@@ -74,11 +74,8 @@ class OutputFormats:
     @classmethod
     def shared(cls, engine: ServedEngine, options: Mapping[str, Any]) -> OutputFormats:
         """Return the formats of an engine, shared by all route groups with the same options."""
-        registry: Registry | None = engine.registry
-        if registry is None:
-            return cls.from_engine(engine, options)
         chosen = {name: options.get(name) for name in _OPTIONS}
-        made: OutputFormats = registry.shared(
+        made: OutputFormats = engine.registry.shared(
             f"formats {chosen}", lambda: cls.from_engine(engine, chosen)
         )
         return made
@@ -115,7 +112,7 @@ class OutputFormats:
                 f"which says how the model writes calls{hint}."
             )
         reasoning = load("reasoning_parsers", options.get("reasoning_parser"))
-        processors = engine.registry.entries("logits_processors") if engine.registry else ()
+        processors = engine.registry.entries("logits_processors")
         has_budgets = any(found.entry.name == "thinking_budget" for found in processors)
         return cls(
             tools=load("tool_parsers", parser),
@@ -275,10 +272,10 @@ def _with_blame(
     return reading
 
 
-def suggested_flags(template: str | Mapping[str, str] | None, registry: Registry | None) -> str:
+def suggested_flags(template: str | Mapping[str, str] | None, registry: Registry) -> str:
     """Return the flags that fit a chat template's tool calls; empty for an unknown format."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-    if "tools" not in text or registry is None:
+    if "tools" not in text:
         return ""
     tools, reasoning = suggest_parsers(
         text, known_formats(registry, "tool_parsers"), known_formats(registry, "reasoning_parsers")

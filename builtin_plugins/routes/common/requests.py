@@ -65,7 +65,7 @@ def listed_variants(engine: ServedEngine) -> list[Variant]:
 
 
 def _variant_sources(engine: ServedEngine) -> Sequence[VariantSource]:
-    return () if engine.registry is None else variant_sources(engine.registry)
+    return variant_sources(engine.registry)
 
 
 def display_names(engine: ServedEngine) -> list[str]:

@@ -22,7 +22,6 @@ from core.api import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
     from builtin_plugins.servers.api import Parent
-    from core.api import Registry
     from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)
@@ -186,9 +185,7 @@ class RunLedger:
     @classmethod
     def shared(cls, engine: ServedEngine) -> RunLedger | None:
         """Return the ledger of a server; None if nothing outlives its process."""
-        registry: Registry | None = engine.registry
-        if registry is None:
-            return None
+        registry = engine.registry
         parent: Parent | None = registry.shared("parent", lambda: None)
         if parent is None or not hasattr(os, "memfd_create"):
             return None

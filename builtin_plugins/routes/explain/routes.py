@@ -36,7 +36,7 @@ class ExplainRoutes:
         self._engine = engine
         self._is_on = bool(config.options.get(self.switch))
         self._num_engines = config.parallel.data_parallel_size
-        if self._is_on and engine.registry is not None:
+        if self._is_on:
             reading_calls(engine.registry).add(f"{NAME}.request")
 
     def routes(self) -> Sequence[Route]:

@@ -16,6 +16,27 @@ def engine_routes() -> list[Entry]:
 @hookimpl
 def engine_options() -> list[Option]:
     return [
+        *_answer_options(),
+        *_format_options(),
+        Option(
+            "stream_resume_timeout",
+            Annotated[float, Range(0.0, 86400.0)],
+            0.0,
+            "Seconds for which the stream of a chat or response goes on after its client has "
+            "disconnected, so that it can be continued. 0 ends it at once.",
+        ),
+        Option(
+            "trust_request_chat_template",
+            bool,
+            False,
+            "Let requests bring their own chat template.",
+        ),
+    ]
+
+
+def _answer_options() -> list[Option]:
+    """Return the options of what answers contain."""
+    return [
         Option("response_role", str, "assistant", "Role of generated chat messages."),
         Option(
             "enable_prompt_tokens_details",
@@ -42,6 +63,12 @@ def engine_options() -> list[Option]:
             False,
             "Spell tokens of log-probabilities as `token_id:N`.",
         ),
+    ]
+
+
+def _format_options() -> list[Option]:
+    """Return the options of tool calls and reasoning."""
+    return [
         Option(
             "enable_auto_tool_choice", bool, False, "Let the model decide whether to call a tool."
         ),
@@ -83,18 +110,5 @@ def engine_options() -> list[Option]:
             None,
             "A plugin file that brings the reasoning parser.",
             names_plugin=True,
-        ),
-        Option(
-            "stream_resume_timeout",
-            Annotated[float, Range(0.0, 86400.0)],
-            0.0,
-            "Seconds for which the stream of a chat or response goes on after its client has "
-            "disconnected, so that it can be continued. 0 ends it at once.",
-        ),
-        Option(
-            "trust_request_chat_template",
-            bool,
-            False,
-            "Let requests bring their own chat template.",
         ),
     ]

@@ -117,11 +117,7 @@ class Responses:
         )
         fields = parsed.fields
         if fields.background and self._is_one_of_several:
-            raise InvalidRequest(
-                "background",
-                "got true; expected false on a server with several API servers "
-                "(--api-server-count), of which one would know the running answer. Stream it.",
-            )
+            raise _background_refused()
         model = await choose_model(self._engine, fields.model)
         recorded: RecordedRun | None = None
         try:
@@ -234,16 +230,10 @@ class Responses:
         conversation, items = await self._conversation(request, fields, parsed.others, tools, chain)
         if session is not None and fields.previous_response_id:
             check_call_outputs(items, chain_items(chain))
-        has_logprobs = bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
         conversation.keywords = {**conversation.keywords, **model.keywords}
-        overrides = dict(conversation.overrides)
-        if has_logprobs:
-            overrides["logprobs"] = fields.top_logprobs or 0
-        if fields.max_output_tokens is not None:
-            overrides["max_tokens"] = fields.max_output_tokens
-        conversation.overrides = overrides
+        conversation.overrides = {**conversation.overrides, **_overrides(fields)}
         # Deltas, to assign log-probabilities to texts, or for readers of a background stream.
-        conversation.stream = fields.stream or fields.background or has_logprobs
+        conversation.stream = fields.stream or fields.background or _has_logprobs(fields)
         chat = await self._pipeline.prepare(conversation)
         fields.input = []  # it may be large, and the answer may take long
         response = _response(fields, model.name, chat.sampling)
@@ -338,6 +328,28 @@ def _read(
     items = items_of(fields.input, referenced)
     stored = chain_items(chain)
     return items, messages_of(fields.instructions, [*stored, *items], len(stored))
+
+
+def _background_refused() -> InvalidRequest:
+    return InvalidRequest(
+        "background",
+        "got true; expected false on a server with several API servers "
+        "(--api-server-count), of which one would know the running answer. Stream it.",
+    )
+
+
+def _has_logprobs(fields: ResponsesFields) -> bool:
+    return bool(fields.top_logprobs) or "message.output_text.logprobs" in fields.include
+
+
+def _overrides(fields: ResponsesFields) -> dict[str, Any]:
+    """Return the sampling parameters that have other names in this protocol."""
+    found: dict[str, Any] = {}
+    if _has_logprobs(fields):
+        found["logprobs"] = fields.top_logprobs or 0
+    if fields.max_output_tokens is not None:
+        found["max_tokens"] = fields.max_output_tokens
+    return found
 
 
 def _check(fields: ResponsesFields) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from starlette.requests import Request
@@ -153,13 +153,14 @@ class DerenderRoutes:
             "messages": [{"role": "user", "content": ""}]
         }
         outputs = self._outputs(fields, generated)
-        engine: Any = ReplayEngine(self._engine, [outputs], lambda index: context)
+        engine = ReplayEngine(self._engine, [outputs], lambda index: context)
         formats = self._formats
         if fields.chat_request is None:
             engine = _PlainEngine(self._engine, [outputs], lambda index: context or ())
             formats = OutputFormats()
+        served = cast(ServedEngine, engine)
         endpoint = ChatCompletions(
-            engine, self._options, ChatPipeline(engine, formats), EventRuns()
+            served, self._options, ChatPipeline(served, formats), EventRuns()
         )
         answer = await self._answer(
             request, endpoint, engine, fields, body, [generated], "chat_request"
@@ -191,8 +192,7 @@ class DerenderRoutes:
             raise InvalidRequest(name, "have different numbers of choices; expected one number.")
         engine = ReplayEngine(self._engine, outputs, lambda index: contexts[index] or ())
         body = {**(fields.completion_request or {}), "prompt": [[0]] * len(found)}
-        recorded: Any = engine
-        endpoint = Completions(recorded, self._options)
+        endpoint = Completions(cast(ServedEngine, engine), self._options)
         answer = await self._answer(
             request, endpoint, engine, fields, body, found, "completion_request"
         )

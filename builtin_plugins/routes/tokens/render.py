@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from starlette.requests import Request
@@ -117,17 +117,18 @@ class RenderRoutes:
 
     async def _render_chat(self, request: Request) -> Response:
         """The prompt and parameters of a chat completion."""
-        engine: Any = _RecordingEngine(self._engine)
+        recording = _RecordingEngine(self._engine)
+        engine = cast(ServedEngine, recording)
         endpoint = ChatCompletions(
             engine, self._options, ChatPipeline(engine, self._formats), EventRuns()
         )
-        (rendered,) = await self._render(request, endpoint, engine)
+        (rendered,) = await self._render(request, endpoint, recording)
         return _as_json(rendered)
 
     async def _render_completion(self, request: Request) -> Response:
         """The prompts and parameters of a completion."""
-        engine: Any = _RecordingEngine(self._engine)
-        endpoint = Completions(engine, self._options)
+        engine = _RecordingEngine(self._engine)
+        endpoint = Completions(cast(ServedEngine, engine), self._options)
         return _as_json(await self._render(request, endpoint, engine))
 
     async def _render(
