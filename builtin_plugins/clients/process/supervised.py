@@ -229,7 +229,7 @@ class Supervised:
             # A death in a probe counts against the probed request, which fails after a few.
             self._crash_count = 1 if is_steady else self._crash_count + (not self._calls.is_probing)
             self._ready_since_s = inf
-            failed = self._calls.lose(self._kind_of(error))
+            failed = self._calls.lose(_cause_of(error, self._child))
             if failed:
                 self._crash_count = 0  # the cause is found
         log.error("the engine has died, %d requests are open: %s", len(self._requests), error)
@@ -248,12 +248,6 @@ class Supervised:
                 )
             )
         self._pause()
-
-    def _kind_of(self, error: EngineError) -> DeathCause:
-        if not isinstance(error, ProcessKilled):
-            return DeathCause.FAULT
-        is_unclear = isinstance(error, ProcessFrozen) or self._child.may_be_oom
-        return DeathCause.UNCLEAR if is_unclear else DeathCause.KILLED
 
     def _pause(self) -> None:
         """Wait before the next start: exponential backoff from zero."""
@@ -302,3 +296,11 @@ class Supervised:
             self._calls.fail_waiting()
         self._child.close()
         self._listener.died(error)
+
+
+def _cause_of(error: EngineError, child: ChildProcess) -> DeathCause:
+    """Return how an engine has died, as far as its process tells."""
+    if not isinstance(error, ProcessKilled):
+        return DeathCause.FAULT
+    is_unclear = isinstance(error, ProcessFrozen) or child.may_be_oom
+    return DeathCause.UNCLEAR if is_unclear else DeathCause.KILLED

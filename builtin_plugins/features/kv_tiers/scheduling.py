@@ -105,12 +105,7 @@ class KVTierScheduler:
             recomputes=self._settings.kv_load_failure_policy == "recompute",
         )
         self.status = TierStatus(
-            connector,
-            index,
-            self._writes,
-            self._reads,
-            self._breakers,
-            lambda: self._is_open,
+            connector, index, self._writes, self._reads, self._breakers, lambda: self._is_open
         )
         kv.add_listener(self._published, self._removed)
         kv.add_tier(self.holds)

@@ -227,10 +227,15 @@ class GrammarProcessPool:
             handle.end(RequestFailed("no request waits for it any more"))
             self._remove(handle)
             return
-        if handle.state is ProcessState.COMPILING:
-            self._limit_compilation(handle, used_s)
-        elif handle.state is ProcessState.READY and handle.is_busy:
-            self._limit_mask(handle, used_s)
+        is_compiling = handle.state is ProcessState.COMPILING
+        if is_compiling or (handle.state is ProcessState.READY and handle.is_busy):
+            if used_s > LOW_PRIORITY_AFTER_S:
+                handle.lower_priority()
+            excess = _excess_work(handle, self.settings, used_s)
+            if excess is not None:
+                self._reject(handle, *excess)
+            elif is_compiling:
+                self._queue.note_work(handle, used_s)
         waited_s = time.monotonic() - handle.since_s
         if handle.state < ProcessState.READY and waited_s > MAX_COMPILE_WAIT_S:
             text = f"was not compiled within {MAX_COMPILE_WAIT_S:g} s, as the server is too busy"
@@ -250,24 +255,6 @@ class GrammarProcessPool:
         log.warning("a grammar process of %s is frozen and is replaced", handle.kind)
         handle.end(handle.lost("is frozen"))
         self._remove(handle)
-
-    def _limit_compilation(self, handle: GrammarHandle, used_s: float) -> None:
-        limit_s = self.settings.compile_timeout_s
-        if used_s > LOW_PRIORITY_AFTER_S:
-            handle.lower_priority()
-        if used_s > limit_s:
-            what = f"takes more than {limit_s:g} s of work to compile"
-            self._reject(handle, what, "compile_timeout_s")
-        else:
-            self._queue.note_work(handle, used_s)
-
-    def _limit_mask(self, handle: GrammarHandle, used_s: float) -> None:
-        limit_s = self.settings.mask_budget_s
-        if used_s > LOW_PRIORITY_AFTER_S:
-            handle.lower_priority()
-        if used_s > limit_s:
-            what = f"takes more than {limit_s:g} s of work for one token"
-            self._reject(handle, what, "mask_budget_s")
 
     def _reject(self, handle: GrammarHandle, what: str, option: str) -> None:
         handle.end(_budget_error(handle, what, option))
@@ -309,6 +296,23 @@ class GrammarProcessPool:
             self._remove(handle)
             count -= 1
             total -= handle.memory_bytes
+
+
+def _excess_work(
+    handle: GrammarHandle, settings: StructuredOutputsConfig, used_s: float
+) -> tuple[str, str] | None:
+    """Return what is too much of a busy process's work, and the option that limits it."""
+    if handle.state is ProcessState.COMPILING:
+        limit_s = settings.compile_timeout_s
+        purpose = "to compile"
+        option = "compile_timeout_s"
+    else:
+        limit_s = settings.mask_budget_s
+        purpose = "for one token"
+        option = "mask_budget_s"
+    if used_s <= limit_s:
+        return None
+    return f"takes more than {limit_s:g} s of work {purpose}", option
 
 
 def _budget_error(handle: GrammarHandle, what: str, option: str) -> BudgetExceeded:
