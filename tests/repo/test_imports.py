@@ -138,3 +138,9 @@ def test_light_modules_import_nothing_heavy(package):
 def test_all_plugin_modules_together_import_in_half_the_time_of_what_they_are_written_against():
     modules = builtin_plugin_modules()
     assert min(float(python(PLUGIN_MODULES, *modules)) for _ in range(3)) < 0.5
+
+
+def test_promises_of_routes_import_no_web_framework():
+    """Features import them at start-up, offline as well."""
+    code = "import sys, builtin_plugins.routes.api; print('starlette' in sys.modules)"
+    assert python(code).split() == ["False"]

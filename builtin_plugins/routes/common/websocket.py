@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any, Final
+from collections.abc import Callable, Collection, Coroutine, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+
+if TYPE_CHECKING:
+    from starlette.websockets import WebSocket
 
 POLL_S: Final = 0.25
 """Interval of checks for a draining server, in seconds."""
@@ -18,6 +19,8 @@ RESTART: Final = 1012
 FORBIDDEN: Final = 1008
 """Close code of a page of another origin."""
 
+Message = MutableMapping[str, Any]
+"""A message of a WebSocket, as in ASGI."""
 Answer = Callable[[Message], Coroutine[Any, Any, None]]
 """Sends the answer to one message."""
 
@@ -65,6 +68,8 @@ async def _answer_one(
 
     `following` is the next message: a disconnect cancels the answer.
     """
+    from starlette.websockets import WebSocketDisconnect  # lazy: offline use needs no framework
+
     answer = asyncio.ensure_future(answering)
     try:
         either: set[asyncio.Future[Any]] = {answer, following}
