@@ -90,8 +90,8 @@ def processes(engine: AsyncLLM) -> list[Any]:
     """Return the process of each engine."""
     client: Any = engine._client
     if not hasattr(client, "_engines"):
-        return [client._child]
-    return [each.supervised._child for each in client._engines]
+        return [client.child]
+    return [each.supervised.child for each in client.engines]
 
 
 def cpu_s(engine: AsyncLLM) -> float:

@@ -90,10 +90,10 @@ class DataParallelClient:
         self._routed: dict[str, Routed] = {}
         self._waiting: dict[str, Routed] = {}
         """Sequences without a first token."""
-        self._engines = [Engine(index, rank) for index, rank in enumerate(ranks)]
+        self.engines = [Engine(index, rank) for index, rank in enumerate(ranks)]
         self._balancer = Balancer(len(ranks))
         shared = _share(config)
-        for engine in self._engines:
+        for engine in self.engines:
             engine.supervised = Supervised(
                 _of_rank(shared, engine.rank),
                 registry,
@@ -106,10 +106,10 @@ class DataParallelClient:
 
     def wait(self) -> Running:
         """Wait until every engine is ready. Raises the error of the first failed start."""
-        running = [engine.supervised.wait() for engine in self._engines]
+        running = [engine.supervised.wait() for engine in self.engines]
         block = running[0].config.cache.block_size or 1
         self._key_tokens = block * -(-KEY_TOKENS // block)
-        for engine in self._engines:
+        for engine in self.engines:
             for request_id in engine.supervised.unclaimed:
                 self._route(engine, request_id, ())
         config = running[0].config
@@ -172,13 +172,13 @@ class DataParallelClient:
         waits = name not in reading_calls(self._registry)
         futures = [
             engine.supervised.call(name, data) if waits or engine.is_ready else _not_ready(engine)
-            for engine in self._engines
+            for engine in self.engines
         ]
         return _when_all(futures, lambda: _answers(futures, self._first_rank))
 
     def status(self) -> EngineStatus:
         """Return the status of all: ready if one is, with what the others lack as the reason."""
-        each = [engine.supervised.status() for engine in self._engines]
+        each = [engine.supervised.status() for engine in self.engines]
         best = next((one for one in each if one.state == "ready"), each[0])
         reasons = [
             f"engine {rank}: {one.state}{f' ({one.reason})' if one.reason else ''}"
@@ -199,7 +199,7 @@ class DataParallelClient:
         """Stop all engines at once, and wait for their end."""
         threads = [
             threading.Thread(target=engine.supervised.stop)
-            for engine in self._engines
+            for engine in self.engines
             if hasattr(engine, "supervised")
         ]
         for thread in threads:
@@ -212,11 +212,11 @@ class DataParallelClient:
     def _choose(self, request: EngineRequest, keys: Sequence[bytes]) -> Engine:
         """Return the engine that the request names, or the one of least cost."""
         if RANK in request.features:
-            return self._engines[int(request.features[RANK]) - self._first_rank]
-        able = [engine.index for engine in self._engines if engine.is_ready]
-        able = able or [engine.index for engine in self._living() or self._engines]
+            return self.engines[int(request.features[RANK]) - self._first_rank]
+        able = [engine.index for engine in self.engines if engine.is_ready]
+        able = able or [engine.index for engine in self._living() or self.engines]
         num_tokens = len(request.prompt_token_ids)
-        return self._engines[self._balancer.choose(able, keys, self._key_tokens, num_tokens)]
+        return self.engines[self._balancer.choose(able, keys, self._key_tokens, num_tokens)]
 
     def _keys(self, request: EngineRequest) -> list[bytes]:
         """Return the prefix keys of a prompt, as the prefix cache chains them."""
@@ -247,7 +247,7 @@ class DataParallelClient:
                     self._balancer.closed(routed.engine.index)
 
     def _living(self) -> list[Engine]:
-        return [engine for engine in self._engines if not engine.is_dead]
+        return [engine for engine in self.engines if not engine.is_dead]
 
     # --- deaths, in the thread of an engine's supervisor
 
@@ -255,7 +255,7 @@ class DataParallelClient:
         """Move the requests of a dead engine that are not under suspicion to the others."""
         with self._lock:
             self._balancer.restarted(engine.index)
-        if any(other.is_ready for other in self._engines if other is not engine):
+        if any(other.is_ready for other in self.engines if other is not engine):
             self._adopt(engine, calls.release())
 
     def _adopt(self, dead: Engine, entries: Sequence[OpenRequest]) -> None:

@@ -85,7 +85,7 @@ class Supervised:
         self._condition = EngineCondition()
         self._calls = EngineCalls(
             self._condition,
-            send=lambda message: self._child.send(message),
+            send=lambda message: self.child.send(message),
             deliver=listener.deliver,
         )
         self._lock = self._calls.lock
@@ -102,9 +102,10 @@ class Supervised:
         taken_over = self._host.take_over(self._start)
         self._is_taken_over = taken_over is not None
         """Whether the engine was taken over and has not connected yet."""
-        self._child: ChildProcess = taken_over or self._host.start(
+        self.child: ChildProcess = taken_over or self._host.start(
             next_start(self._start, self._restarts)
         )
+        """The engine's process."""
         self._thread = threading.Thread(target=self._run, name="engine-supervisor", daemon=True)
 
     def wait(self) -> Running:
@@ -118,18 +119,18 @@ class Supervised:
             if not self._is_taken_over or self._condition.is_stopped():
                 raise
             log.error("cannot take over the running engine, starting a new one: %s", error)
-            self._child.close()
+            self.child.close()
             self._is_taken_over = False
             self._restarts = self._restarts + 1
             self._watchdog.reset()
-            self._child = self._host.start(next_start(self._start, self._restarts))
+            self.child = self._host.start(next_start(self._start, self._restarts))
             ready = self._wait_until_ready()
         self.unclaimed = ready.unclaimed
         self._condition.state = "ready"
         self._ready_since_s = time.monotonic()
         self._is_taken_over = False
         self._watchdog.on_ready()
-        self._host.keep(self._child, self._restarts)
+        self._host.keep(self.child, self._restarts)
         self._thread.start()
         return Running(ready.config, ready.info)
 
@@ -172,10 +173,10 @@ class Supervised:
             self._condition.state = "dead"
             self._condition.reason = self._condition.reason or "shut down"
         if previous_state == "ready":
-            self._child.send(Stop())
+            self.child.send(Stop())
         if self._thread.is_alive():
             self._thread.join()
-        self._child.close(GRACE_S if previous_state == "ready" else 0.0)
+        self.child.close(GRACE_S if previous_state == "ready" else 0.0)
         self._host.close()
         text = f"the engine has stopped: {self._condition.reason}"
         self._calls.close(Answer(0, RemoteError("EngineDead", text)))
@@ -201,8 +202,8 @@ class Supervised:
         Raises the error that the engine died of.
         """
         while not self._condition.is_stopped():
-            message = self._child.receive()
-            self._watchdog.note(message, self._child)
+            message = self.child.receive()
+            self._watchdog.note(message, self.child)
             if isinstance(message, Outputs):
                 self._deliver(message)
             elif isinstance(message, Answer):
@@ -229,7 +230,7 @@ class Supervised:
             # A death in a probe counts against the probed request, which fails after a few.
             self._crash_count = 1 if is_steady else self._crash_count + (not self._calls.is_probing)
             self._ready_since_s = inf
-            failed = self._calls.lose(_cause_of(error, self._child))
+            failed = self._calls.lose(_cause_of(error, self.child))
             if failed:
                 self._crash_count = 0  # the cause is found
         log.error("the engine has died, %d requests are open: %s", len(self._requests), error)
@@ -238,7 +239,7 @@ class Supervised:
         if failed:
             self._listener.deliver(StepOutputs(deltas=failed))
         self._on_loss(self._calls)
-        self._child.close()
+        self.child.close()
         self._host.keep(None, self._restarts)
         if self._crash_count > self._limits.max_restarts:
             self._give_up(
@@ -263,11 +264,11 @@ class Supervised:
             self._restarts += 1
             self._watchdog.reset()
             try:
-                self._child = self._host.start(next_start(self._start, self._restarts))
+                self.child = self._host.start(next_start(self._start, self._restarts))
             except OSError as error:  # a full disk, too many open files: it may pass
                 raise EngineDead(f"the engine process cannot be started: {error}") from error
         self._wait_until_ready()
-        self._host.keep(self._child, self._restarts)
+        self._host.keep(self.child, self._restarts)
         with self._lock:
             if self._condition.is_stopped():
                 return
@@ -280,21 +281,21 @@ class Supervised:
 
     def _wait_until_ready(self) -> Ready:
         while True:
-            message = self._child.receive()
+            message = self.child.receive()
             if isinstance(message, Ready):
                 return message
             if self._condition.is_stopped():
                 raise EngineDead("shut down while it was starting")
             if self._is_taken_over:
                 # unlike a loading engine, it must send heartbeats
-                self._watchdog.note(message, self._child)
+                self._watchdog.note(message, self.child)
 
     def _give_up(self, error: EngineDead) -> None:
         with self._lock:
             self._condition.state = "dead"
             self._condition.reason = str(error)
             self._calls.fail_waiting()
-        self._child.close()
+        self.child.close()
         self._listener.died(error)
 
 

@@ -61,8 +61,8 @@ def running(model: str, **settings: Any) -> Iterator[AsyncLLM]:
         yield engine
     finally:
         engine.shutdown()
-        assert not engine._client._child.is_alive
-        assert not Path(engine._client._child.channel.folder).exists()
+        assert not engine._client.child.is_alive
+        assert not Path(engine._client.child.channel.folder).exists()
 
 
 @asynccontextmanager
@@ -74,9 +74,9 @@ async def killer(
     async def kill() -> None:
         for _ in range(kills):
             await asyncio.sleep(draw.random() * pause_s)
-            await until(lambda: engine._client._child.is_alive)
+            await until(lambda: engine._client.child.is_alive)
             before = engine._client.status().restarts
-            os.kill(engine._client._child.pid, signal.SIGKILL)
+            os.kill(engine._client.child.pid, signal.SIGKILL)
             if draw.random() < 0.8:
                 await until(lambda before=before: engine._client.status().restarts > before)
                 await until(lambda: engine.state() == "ready")
@@ -173,15 +173,15 @@ def test_frozen_engine_is_killed_and_restarted(llama: str) -> None:
         expected = await collect(engine, 3)
         task = asyncio.ensure_future(collect(engine, 3))
         await until(lambda: engine.health()["running"] > 0)
-        os.kill(engine._client._child.pid, signal.SIGSTOP)
+        os.kill(engine._client.child.pid, signal.SIGSTOP)
         await until(lambda: engine.state() == "stalled")
         assert "no sign of life" in engine.health()["reason"]
         await until(lambda: engine.state() == "restarting")
         assert await asyncio.wait_for(task, TIMEOUT_S) == expected
         await until(lambda: engine.state() == "ready")
-        os.kill(engine._client._child.pid, signal.SIGSTOP)
+        os.kill(engine._client.child.pid, signal.SIGSTOP)
         await until(lambda: engine.state() == "stalled")
-        os.kill(engine._client._child.pid, signal.SIGCONT)
+        os.kill(engine._client.child.pid, signal.SIGCONT)
         await until(lambda: engine.state() == "ready")
         assert engine.health()["restarts"] == 1
 
@@ -194,7 +194,7 @@ def test_requests_wait_for_a_restart_and_can_be_aborted(llama: str) -> None:
         expected = await collect(engine, 1)
         running_one = asyncio.ensure_future(collect(engine, 5))
         await until(lambda: engine.health()["running"] == 1)
-        os.kill(engine._client._child.pid, signal.SIGKILL)
+        os.kill(engine._client.child.pid, signal.SIGKILL)
         await until(lambda: engine.state() == "restarting")
         waiting, leaving = (asyncio.ensure_future(collect(engine, i)) for i in (1, 3))
         await asyncio.sleep(0.1)
@@ -253,7 +253,7 @@ def test_crash_loop_ends_with_engine_dead(llama: str, tmp_path: Path) -> None:
         task = asyncio.ensure_future(collect(engine, 3))
         await until(lambda: engine.health()["running"] > 0)
         (tmp_path / "now").touch()
-        os.kill(engine._client._child.pid, signal.SIGKILL)
+        os.kill(engine._client.child.pid, signal.SIGKILL)
         with pytest.raises(EngineDead, match="--max-restarts 1"):
             await asyncio.wait_for(task, TIMEOUT_S)
         assert engine.state() == "dead"
@@ -277,7 +277,7 @@ def test_stable_uptime_resets_the_crash_counter(
 
     async def main(engine: AsyncLLM) -> None:
         for kills in (1, 2):
-            os.kill(engine._client._child.pid, signal.SIGKILL)
+            os.kill(engine._client.child.pid, signal.SIGKILL)
             await until(
                 lambda kills=kills: (
                     engine._client.status().restarts == kills and engine.state() == "ready"
@@ -292,7 +292,7 @@ ORPHANING = """
 import os, sys, time
 from core import AsyncLLM
 engine = AsyncLLM("scripted:", max_model_len=64, num_gpu_blocks_override=32)
-print(engine._client._child.pid, flush=True)
+print(engine._client.child.pid, flush=True)
 time.sleep(3600)
 """
 

@@ -231,7 +231,7 @@ def test_restart_is_counted_without_duplicate_tokens() -> None:
         while Counts(engine)("generation_tokens_total") < 10:
             await asyncio.sleep(0.01)
         client: Any = engine._client
-        client._child.kill()
+        client.child.kill()
         return await asyncio.wait_for(task, TIMEOUT_S)
 
     try:

@@ -30,7 +30,7 @@ def running(model: str, size: int = 2, **settings: Any) -> Iterator[AsyncLLM]:
 def child(engine: AsyncLLM, rank: int) -> Any:
     client = engine._client
     assert isinstance(client, DataParallelClient)
-    return client._engines[rank].supervised._child
+    return client.engines[rank].supervised.child
 
 
 def states(engine: AsyncLLM) -> list[str]:

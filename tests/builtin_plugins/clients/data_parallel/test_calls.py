@@ -181,7 +181,7 @@ def test_calls_are_not_done_by_an_engine_that_dies_meanwhile(
     async def main() -> None:
         os.kill(child(engines, 0).pid, signal.SIGSTOP)
         calls = asyncio.ensure_future(all_calls(engines, payloads))
-        supervised = engines._client._engines[0].supervised
+        supervised = engines._client.engines[0].supervised
         await until(lambda: len(supervised._calls) == len(ORDER))
         os.kill(child(engines, 0).pid, signal.SIGKILL)
         answers = await calls
@@ -199,7 +199,7 @@ def test_calls_wait_for_an_engine_that_restarts(
     engines: AsyncLLM, payloads: dict[str, bytes]
 ) -> None:
     async def main() -> None:
-        supervised = engines._client._engines[0].supervised
+        supervised = engines._client.engines[0].supervised
         may_restart = threading.Event()
         pause = supervised._pause
         supervised._pause = may_restart.wait
@@ -223,7 +223,7 @@ def test_calls_wait_for_an_engine_that_restarts(
 @pytest.mark.slow
 def test_calls_that_only_read_do_not_wait_for_an_engine_that_restarts(engines: AsyncLLM) -> None:
     async def main() -> None:
-        supervised = engines._client._engines[0].supervised
+        supervised = engines._client.engines[0].supervised
         may_restart = threading.Event()
         pause = supervised._pause
         supervised._pause = may_restart.wait

@@ -68,7 +68,7 @@ def test_requests_go_on_in_another_engine_before_theirs_is_back(llama: str) -> N
         await until(lambda: len(engine._client._routed) == 4 and not engine._client._waiting)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        supervised = engine._client._engines[0].supervised
+        supervised = engine._client.engines[0].supervised
         # The engine is restarted after the answers have ended.
         supervised._pause = lambda: asyncio.run_coroutine_threadsafe(ended.wait(), loop).result()
         os.kill(child(engine, 0).pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_calls_answer_by_engine_also_when_one_dies_meanwhile(llama: str) -> None
         os.kill(child(engine, 0).pid, signal.SIGSTOP)
         call = asyncio.ensure_future(engine.call("reset_prefix_cache"))
         whole = asyncio.ensure_future(engine.reset_prefix_cache())
-        await until(lambda: len(engine._client._engines[0].supervised._calls) == 2)
+        await until(lambda: len(engine._client.engines[0].supervised._calls) == 2)
         os.kill(child(engine, 0).pid, signal.SIGKILL)
         died, done = await asyncio.wait_for(call, TIMEOUT_S)
         assert (died.engine, died.died, died.scheduler) == (0, True, None)

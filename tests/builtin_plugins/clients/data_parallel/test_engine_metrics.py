@@ -83,7 +83,7 @@ def test_request_that_moves_counts_for_the_engine_that_ends_it(tmp_path: Path) -
         await until(lambda: len(engine._client._routed) == 4 and not engine._client._waiting)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        supervised = engine._client._engines[0].supervised
+        supervised = engine._client.engines[0].supervised
         supervised._pause = lambda: asyncio.run_coroutine_threadsafe(ended.wait(), loop).result()
         os.kill(child(engine, 0).pid, signal.SIGKILL)
         await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT_S)

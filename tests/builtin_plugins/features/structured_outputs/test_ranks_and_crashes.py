@@ -43,7 +43,7 @@ def test_grammar_resumes_after_an_engine_crash(llm: LLM, checkpoint: Path) -> No
                 if not killed and len(text) > 10:
                     killed = True
                     client: Any = engine._client
-                    os.kill(client._child.pid, signal.SIGKILL)
+                    os.kill(client.child.pid, signal.SIGKILL)
             assert killed
             return text
         finally:
