@@ -109,6 +109,24 @@ async def met(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+Task = asyncio.Task[str]
+
+
+async def held_by_another(world: World) -> tuple[asyncio.Event, Task, Task, Task]:
+    """Let `b` need the room of `a`: return the end of a request of `a`, and three requests.
+
+    They are the open one of `a`, that of `b`, and another one of `a`, which waits.
+    """
+    done = asyncio.Event()
+    first = asyncio.create_task(world.ask("a", done.wait))
+    await met(lambda: world.models["a"].num_open == 1)
+    other = asyncio.create_task(world.ask("b"))
+    await met(lambda: world.models["a"].is_held)
+    late = asyncio.create_task(world.ask("a"))
+    await met(lambda: len(world.models["a"].waiting) == 1)
+    return done, first, other, late
+
+
 def lru_loads(order: Sequence[str], limit: int) -> int:
     """Return how often an LRU cache of models loads one for requests in this order."""
     loaded: list[str] = []
@@ -180,13 +198,7 @@ def test_busy_models_get_no_further_requests_while_another_needs_their_room() ->
 
     async def test() -> None:
         world = World("ab", limit=1)
-        done = asyncio.Event()
-        first = asyncio.create_task(world.ask("a", done.wait))
-        await met(lambda: world.models["a"].num_open == 1)
-        other = asyncio.create_task(world.ask("b"))
-        await met(lambda: world.models["a"].is_held)
-        late = asyncio.create_task(world.ask("a"))
-        await met(lambda: len(world.models["a"].waiting) == 1)
+        done, first, other, late = await held_by_another(world)
         assert world.starter.loads == ["a"]
         done.set()
         assert list(await asyncio.gather(first, other, late)) == ["a", "b", "a"]
@@ -198,13 +210,7 @@ def test_busy_models_get_no_further_requests_while_another_needs_their_room() ->
 def test_a_held_model_serves_again_when_the_waiting_request_is_gone() -> None:
     async def test() -> None:
         world = World("ab", limit=1)
-        done = asyncio.Event()
-        first = asyncio.create_task(world.ask("a", done.wait))
-        await met(lambda: world.models["a"].num_open == 1)
-        other = asyncio.create_task(world.ask("b"))
-        await met(lambda: world.models["a"].is_held)
-        late = asyncio.create_task(world.ask("a"))
-        await met(lambda: len(world.models["a"].waiting) == 1)
+        done, first, other, late = await held_by_another(world)
         other.cancel()
         assert await late == "a"
         done.set()

@@ -28,26 +28,28 @@ PROMPTS = [[2 + (i * 5 + j * j) % 60 for j in range(70)] for i in range(6)]
 """Six distinct prompts; the cache holds three."""
 
 
-def open_llm(folder: Path, **options: Any) -> LLM:
+def settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of an engine that publishes its events in a folder."""
     events = {
         "enable_kv_cache_events": True,
         "endpoint": f"ipc://{folder}/events",
         "replay_endpoint": f"ipc://{folder}/replay",
         "block_hashes": "bytes",
     }
-    return LLM(
-        "fake:",
-        skip_tokenizer_init=True,
-        max_num_seqs=2,
-        dtype="float32",
-        max_model_len=128,
-        block_size=8,
-        num_threads=1,
-        num_gpu_blocks_override=30,
-        plugins=["core.testing.fake_model"],
-        kv_events_config=events,
-        **options,
-    )
+    return {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": 128,
+        "block_size": 8,
+        "num_threads": 1,
+        "num_gpu_blocks_override": 30,
+        "plugins": ["core.testing.fake_model"],
+        "kv_events_config": events,
+    }
+
+
+def open_llm(folder: Path, **options: Any) -> LLM:
+    return LLM("fake:", max_num_seqs=2, **settings(folder), **options)
 
 
 @contextmanager
@@ -154,24 +156,7 @@ def test_new_engine_reuses_endpoints_and_reports_empty_cache(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_each_data_parallel_rank_publishes_its_own_cache(tmp_path: Path) -> None:
     replay = f"ipc://{tmp_path}/replay"
-    config = {
-        "enable_kv_cache_events": True,
-        "endpoint": f"ipc://{tmp_path}/events",
-        "replay_endpoint": replay,
-        "block_hashes": "bytes",
-    }
-    engine = AsyncLLM(
-        "fake:",
-        skip_tokenizer_init=True,
-        data_parallel_size=2,
-        dtype="float32",
-        max_model_len=128,
-        block_size=8,
-        num_threads=1,
-        num_gpu_blocks_override=30,
-        plugins=["core.testing.fake_model"],
-        kv_events_config=config,
-    )
+    engine = AsyncLLM("fake:", data_parallel_size=2, **settings(tmp_path))
 
     async def compute() -> list[dict[str, Any]]:
         for rank, tokens in enumerate(PROMPTS[:2]):
