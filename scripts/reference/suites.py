@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from core.plugin import KINDS
 from core.testing.conformance import checks, sentence, statement
-from core.testing.conformance.joints import JOINTS
+from core.testing.conformance.extension_points import EXTENSION_POINTS
 
 INTRO = """\
 # Conformance suites
@@ -38,7 +38,7 @@ def suites_page(
     """
     common = [check for check in checks("commands") if check.__module__.endswith(".contract")]
     parts = [INTRO, *(_line(check) for check in common)]
-    for name, kind in {**KINDS, **JOINTS}.items():
+    for name, kind in {**KINDS, **EXTENSION_POINTS}.items():
         parts.append(f"\n## {kind.noun[0].upper()}{kind.noun[1:]} (`{name}`)\n\n")
         parts += [_line(check) for check in checks(name) if check not in common]
     parts.append(f"\n{MUTANTS_INTRO}")

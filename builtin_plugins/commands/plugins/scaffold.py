@@ -13,7 +13,7 @@ import core
 from builtin_plugins.commands.plugins.copy_architecture import copy_architecture
 from core.api import API_VERSION, ConfigError, did_you_mean
 from core.api.plugins import KINDS, discover
-from core.testing.conformance.joints import JOINTS
+from core.testing.conformance.extension_points import EXTENSION_POINTS
 
 TEMPLATE: Final = Path(__file__).parent / "template"
 PLACEHOLDER: Final = "acme"
@@ -23,7 +23,7 @@ DISTRIBUTION: Final = "core-inference-engine"
 
 The publisher of the engine sets it in `pyproject.toml` and `core.plugin.discovery.CORE`.
 """
-TARGETS: Final = {**KINDS, **JOINTS}
+TARGETS: Final = {**KINDS, **EXTENSION_POINTS}
 """Kinds and extension points that have a template."""
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.executors.api import TICK_S, Start, thread_environment
-from builtin_plugins.executors.mp.meeting import meeting_place
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -34,6 +33,7 @@ from builtin_plugins.executors.mp.messages import (
     StepPayloads,
 )
 from builtin_plugins.executors.mp.rank import RankProcess
+from builtin_plugins.executors.mp.rendezvous import rendezvous
 from builtin_plugins.executors.pipeline.partition import check_partition
 from builtin_plugins.launchers.api import Group, launcher_of_ranks, make_launcher, ranks_per_node
 from builtin_plugins.platforms.api import usable_cores
@@ -139,7 +139,7 @@ class ProcessExecutor:
         environment = thread_environment(threads)
         # The ranks lead no process groups, so killing the engine's also reaches a frozen rank.
         group = Group("ranks", self._size)
-        with meeting_place(self._launcher.host) as place:
+        with rendezvous(self._launcher.host) as place:
             for rank in range(self._size):
                 start = self._start_of(rank)
                 process = RankProcess(

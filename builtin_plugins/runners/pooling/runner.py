@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from builtin_plugins.runners.pooling import pooler_config, settle
+from builtin_plugins.runners.pooling import pooler_config, resolve
 from builtin_plugins.runners.pooling.calls import LLMPoolingCalls
 from builtin_plugins.runners.pooling.prompts import PoolingPrompts
 from core.api import (
@@ -33,19 +33,19 @@ class Pooling:
         """Return the generating architectures with the same layers as a bare model or
         classifier.
         """
-        return settle.aliases(architecture)
+        return resolve.aliases(architecture)
 
     def adapt_spec(self, spec: Any, config: EngineConfig, source: ModelSource) -> Any:
         """Return the spec with its pooling resolved."""
-        return settle.adapt_spec(spec, config, source, self._registry)
+        return resolve.adapt_spec(spec, config, source, self._registry)
 
     def adapt_config(self, config: EngineConfig, spec: Any) -> EngineConfig:
         """Return the config without chunked prefill and prefix caching for bidirectional models."""
-        return settle.adapt_config(config, spec)
+        return resolve.adapt_config(config, spec)
 
     def pooling_info(self, spec: Any) -> PoolingInfo:
         """Return the tasks and sizes of the model."""
-        return settle.pooling_info(spec, self._registry)
+        return resolve.pooling_info(spec, self._registry)
 
     def stage(self, parts: StageParts) -> Stage:
         """Return the pooling stage with the model's poolers."""

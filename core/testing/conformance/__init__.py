@@ -1,7 +1,7 @@
 """What every entry of a kind must keep, as checks that a plugin's author and our own tests run
 alike.
 
-Each kind, and each joint that is no kind, has a module here with functions
+Each kind, and each extension point that is no kind, has a module here with functions
 `check_<statement>(subject)` that raise AssertionError with a text that says what to change; the
 checks in `contract` hold for all kinds. Needs no pytest.
 """
@@ -22,7 +22,7 @@ from core.config.build import config_from_kwargs
 from core.errors import EngineError
 from core.plugin import KINDS, load_plan, make_plan
 from core.plugin.entry import Entry
-from core.testing.conformance.joints import JOINTS, joints
+from core.testing.conformance.extension_points import EXTENSION_POINTS, extension_points
 
 SUITES: Final = "engine.conformance_suites"
 """Entry-point group of suites that other packages provide."""
@@ -83,7 +83,7 @@ class Case:
 
 
 def checks(kind: str) -> list[Check]:
-    """Return the checks of a kind, those for all kinds first; or those of a joint."""
+    """Return the checks of a kind, those for all kinds first; or of an extension point."""
     modules = [_suite(kind)]
     if kind in KINDS:
         modules.insert(0, importlib.import_module(f"{__name__}.contract"))
@@ -110,7 +110,7 @@ def _suite(kind: str) -> ModuleType:
 def contract_of(kind: str) -> Any:
     """Return the contract of a kind: `CONTRACT` of its suite, or one of `core.contracts`."""
     own = getattr(_suite(kind), "CONTRACT", None)
-    module, _, name = {**KINDS, **JOINTS}[kind].contract.partition(".")
+    module, _, name = {**KINDS, **EXTENSION_POINTS}[kind].contract.partition(".")
     return own or getattr(importlib.import_module(f"core.contracts.{module}"), name)
 
 
@@ -192,14 +192,14 @@ def entries_of_named_plugins(registry: Registry) -> list[Registered]:
 
 
 def _joints(registry: Registry) -> Iterator[Subject]:
-    """Yield what named plugins bring at joints that are no kinds."""
+    """Yield what named plugins bring at extension points that are no kinds."""
     for ref in registry.plan.plugins:
-        for name, joint in joints(registry, ref) if ref.named else ():
+        for name, point in extension_points(registry, ref) if ref.named else ():
             yield Subject(
                 name,
-                Entry(ref.name, joint.given, JOINTS[name].noun),
-                joint,
-                joint.config,
+                Entry(ref.name, point.given, EXTENSION_POINTS[name].noun),
+                point,
+                point.config,
                 registry,
                 ref.builtin,
             )

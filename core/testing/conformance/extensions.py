@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from core.config.build import config_from_kwargs
 from core.frontend.llm import LLM
 from core.plugin import load_plan, make_plan
+from core.testing.checked_extensions import watch
 from core.testing.conformance import contract_of
-from core.testing.conformance.joints import JOINTS, Joint
+from core.testing.conformance.extension_points import EXTENSION_POINTS, ExtensionPoint
 from core.testing.conformance.signatures import assert_takes
 from core.testing.invariants import check_scheduler
-from core.testing.watched import watch
 from core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -170,9 +170,9 @@ def _engine(subject: Subject, **settings: Any) -> Iterator[LLM]:
     """Yield an engine of the fake model with the subject's plugin; raise `AssertionError` for what
     its halves did wrong.
     """
-    joint: Joint = subject.target
-    registry = load_plan(make_plan([joint.word, _FAKE]))
-    options = joint.examples.get("EXAMPLE_OPTIONS", {})
+    point: ExtensionPoint = subject.target
+    registry = load_plan(make_plan([point.word, _FAKE]))
+    options = point.examples.get("EXAMPLE_OPTIONS", {})
     config = config_from_kwargs({**_SETTINGS, **options, **settings}, registry.options())
     breaches = watch(registry)
     with LLM.from_config(config, registry) as llm:
@@ -181,4 +181,4 @@ def _engine(subject: Subject, **settings: Any) -> Iterator[LLM]:
 
 
 def _owner(subject: Subject) -> str:
-    return f"the {JOINTS[subject.kind].noun} of {subject.entry.name!r}"
+    return f"the {EXTENSION_POINTS[subject.kind].noun} of {subject.entry.name!r}"

@@ -55,6 +55,6 @@ def check_knows_its_examples(subject: Subject) -> None:
 
 
 def _find(subject: Subject, name: str) -> Any:
-    joint = subject.target
-    answers = joint.registry.hooks.call("engine_find_model", model=name, config=joint.config)
-    return next((answer for owner, answer in answers if owner == joint.plugin), None)
+    point = subject.target
+    answers = point.registry.hooks.call("engine_find_model", model=name, config=point.config)
+    return next((answer for owner, answer in answers if owner == point.plugin), None)

@@ -30,6 +30,6 @@ def engine_options() -> list[Option]:
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[RunnerExtension]:
     """Return the extension if the option enables it."""
-    from engine_acme.bending import Acme  # lazy: may import torch
+    from engine_acme.worker import Acme  # lazy: may import torch
 
     return [Acme(config.options["acme_cap"])] if config.options["acme_cap"] else []

@@ -1,8 +1,8 @@
-"""The joints that are no kinds: hooks that give halves of features, options, model names and hooks
-of others.
+"""Extension points that are no kinds: hooks that return halves of features, options, model names
+and hooks of others.
 
-A plugin's module may state what its joints are tried with: `EXAMPLE_OPTIONS`, values of its options
-with which they are on; `EXAMPLE_REQUESTS`, what clients give an admission extension;
+A plugin's module may state what they are tried with: `EXAMPLE_OPTIONS`, values of its options
+with which they are on; `EXAMPLE_REQUESTS`, what clients send to an admission extension;
 `EXAMPLE_MODELS`, names that it finds models by.
 """
 
@@ -19,10 +19,10 @@ from core.config.build import config_from_kwargs
 from core.plugin import PluginRef, Registry
 from core.plugin.kinds import Kind
 
-JOINTS: Final[Mapping[str, Kind]] = MappingProxyType(
+EXTENSION_POINTS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
-        joint.name: joint
-        for joint in (
+        point.name: point
+        for point in (
             Kind(
                 "admission_extensions", "admission extension", "admission.AdmissionExtension", "all"
             ),
@@ -43,8 +43,8 @@ JOINTS: Final[Mapping[str, Kind]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """What one plugin brings at one joint, and how to have it again."""
+class ExtensionPoint:
+    """What one plugin brings at one extension point, and how to load it again."""
 
     plugin: PluginRef
     registry: Registry
@@ -61,19 +61,21 @@ class Joint:
         return self.plugin.name if self.plugin.distribution else self.plugin.target
 
 
-def joints(registry: Registry, ref: PluginRef) -> Iterator[tuple[str, Joint]]:
-    """Yield each joint that a plugin implements, by name; of a half only where its hook
+def extension_points(registry: Registry, ref: PluginRef) -> Iterator[tuple[str, ExtensionPoint]]:
+    """Yield each extension point that a plugin implements, by name; of a half only where its hook
     gives one.
     """
     module = sys.modules[f"engine_local_{ref.name}" if ref.is_file else ref.target]
     stated = {name: value for name, value in vars(module).items() if name.startswith("EXAMPLE_")}
     config = config_from_kwargs(stated.get("EXAMPLE_OPTIONS", {}), registry.options())
     implemented = registry.hooks.implemented(ref.name)
-    for name, kind in JOINTS.items():
+    for name, kind in EXTENSION_POINTS.items():
         if kind.hook in implemented:
-            joint = Joint(ref, registry, config, _asking(registry, ref, kind.hook, config), stated)
-            if not name.endswith("_extensions") or joint.given():
-                yield name, joint
+            point = ExtensionPoint(
+                ref, registry, config, _asking(registry, ref, kind.hook, config), stated
+            )
+            if not name.endswith("_extensions") or point.given():
+                yield name, point
 
 
 def _asking(

@@ -102,10 +102,10 @@ def adapt_spec(
     chosen = apply_pooler_config(chosen, config.options.get("pooler_config") or {}, registry)
     check_columns(chosen, size_of(spec, chosen))
     load_poolers(chosen, registry)
-    settled: dict[str, Any] = {"pooling": chosen}
+    resolved: dict[str, Any] = {"pooling": chosen}
     if stated is None and isinstance(spec, DecoderSpec):
-        settled["names"] = bare_names(spec.names)
-    return replace(spec, **settled)  # type: ignore[type-var]
+        resolved["names"] = bare_names(spec.names)
+    return replace(spec, **resolved)  # type: ignore[type-var]
 
 
 def pooling_info(spec: Any, registry: Registry) -> PoolingInfo:

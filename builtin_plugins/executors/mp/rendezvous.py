@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def meeting_place(host: str) -> Iterator[str]:
+def rendezvous(host: str) -> Iterator[str]:
     """Yield the place of `Join`: a private folder, or a store on this process's address `host`.
 
     It exists while the ranks load; afterwards they are connected to each other.
