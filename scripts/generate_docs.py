@@ -17,6 +17,7 @@ from core.plugin import Registry, load_plan, make_plan
 from core.plugin.discovery import discover
 from core.types import Bound, SamplingParams
 from scripts.models_page import models_page
+from scripts.reference.attacks import attacks_page
 from scripts.reference.hooks import hooks_page
 from scripts.reference.metrics import metrics_page
 from scripts.reference.parsers import parsers_page
@@ -24,6 +25,8 @@ from scripts.reference.suites import suites_page
 from scripts.reference.types import types_page
 from scripts.vllm_page import vllm_page
 from tests.core.plugin.mutants import MUTANTS, SURVIVORS
+from tests.system.attacks.known_attacks import load_known_attacks
+from tests.system.hostile_files.corpus import CORPUS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -96,6 +99,7 @@ def pages() -> dict[str, str]:
     registry = builtins()
     table = FieldTable(registry.options())  # core options, then those of the builtins
     return {
+        "attacks.md": attacks_page(load_known_attacks(), CORPUS),
         "hooks.md": hooks_page(),
         "configuration.md": reference_page(table),
         "metrics.md": metrics_page(),

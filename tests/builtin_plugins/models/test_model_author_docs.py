@@ -1,9 +1,8 @@
-"""The model author's page: its code is the example file, and serves as a one-file plugin."""
+"""The model author's page: its example serves as a one-file plugin."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +12,14 @@ import pytest
 
 from core.testing.plugins import tmp_plugin
 from tests.builtin_plugins.models.test_engine_parity import assert_equal, expect, open_engine, run
-
-ROOT = Path(__file__).parents[3]
+from tests.system.docs.pages import DOCS, blocks
 
 
 @pytest.fixture(scope="module")
 def visible() -> str:
     """Return the first Python on the page."""
-    found = re.search(
-        r"```python\n(.*?)```",
-        (ROOT / "docs" / "extend" / "architectures.md").read_text(),
-        re.DOTALL,
-    )
-    assert found is not None
-    return found[1]
-
-
-def test_author_page_shows_the_whole_file(visible: str) -> None:
-    docstring, _, code = (
-        (ROOT / "builtin_plugins" / "models" / "exaone4.py").read_text().partition("\n\n")
-    )
-    assert docstring.startswith('"""')
-    assert code == visible
+    page = DOCS / "extend" / "architectures.md"
+    return next(text for language, _, text in blocks(page) if language == "python")
 
 
 def test_example_architecture_equals_transformers(

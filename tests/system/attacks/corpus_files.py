@@ -1,6 +1,6 @@
 """The corpus: one file for each finding and advisory, with requests and their expected answers.
 
-A file holds harmless triggers only. Its name is its id; `docs/guides/limits.md` names it. In
+A file holds harmless triggers only. Its name is its id; `known_attacks.toml` names it. In
 bodies and bytes, `<<text*N>>` is N copies of a text, and `<<canary>>` is the address of a listener
 that nothing may connect to.
 """

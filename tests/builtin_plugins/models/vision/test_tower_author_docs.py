@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ from core import LLM, SamplingParams
 from core.testing.conformance import check_plugin
 from tests.builtin_plugins.models.vision.checkpoints.common import TEXT, edit, save, tokenizer
 
-ROOT = Path(__file__).parents[4]
+EXAMPLE = Path(__file__).parents[4] / "examples" / "docs" / "colours"
 PLUGIN = "colours.plugin"
 NUM_TOKENS = 6
 
@@ -31,14 +31,8 @@ NUM_TOKENS = 6
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The two files of the page, importable here and in child processes."""
-    page = (ROOT / "docs" / "extend" / "architectures.md").read_text(encoding="utf-8")
-    section = page.partition("### A tower of your own")[2]
-    plugin, model = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    folder = tmp_path / "site" / "colours"
-    folder.mkdir(parents=True)
+    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "site" / "colours"))
     (folder / "__init__.py").touch()
-    (folder / "plugin.py").write_text(plugin, encoding="utf-8")
-    (folder / "model.py").write_text(model, encoding="utf-8")
     site = str(folder.parent)
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", site + os.pathsep + os.environ.get("PYTHONPATH", ""))
