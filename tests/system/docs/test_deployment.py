@@ -18,7 +18,7 @@ from builtin_plugins.metric_sinks.prometheus.catalogue import METRICS
 from builtin_plugins.routes.probes.routes import ProbeRoutes
 from core.config.fields import FieldTable
 from core.plugin import load_plan, make_plan
-from tests.system.docs.pages import DOCS, ROOT, blocks
+from tests.system.docs.pages import ROOT
 
 FOLDER = ROOT / "examples" / "deployment"
 SERIES = {
@@ -89,20 +89,15 @@ def test_flags_are_those_of_the_engine() -> None:
     assert {"--shutdown-timeout", "--log-format"} <= used <= known
 
 
-def test_probes_ask_paths_that_need_no_key_and_are_those_of_the_page() -> None:
-    (page,) = (
-        text
-        for language, _, text in blocks(DOCS / "guides" / "operations.md")
-        if language == "yaml"
-    )
-    said = yaml.safe_load(page)
+def test_probes_request_paths_that_need_no_key() -> None:
+    paths = {}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        here = container()[probe]
-        there = said["containers"][0][probe]
-        assert here["httpGet"]["path"] in ProbeRoutes.public_paths
-        assert here["httpGet"].pop("port") == "http"
-        assert there["httpGet"].pop("port") == container()["ports"][0]["containerPort"]
-        assert here == there
+        target = container()[probe]["httpGet"]
+        assert target["port"] == "http"
+        assert target["path"] in ProbeRoutes.public_paths
+        paths[probe] = target["path"]
+    assert paths["startupProbe"] == paths["livenessProbe"] == "/livez"
+    assert paths["readinessProbe"] == "/readyz"
 
 
 def test_stop_timeouts_exceed_the_drain_time() -> None:
