@@ -19,6 +19,7 @@ from core.types import Bound, SamplingParams
 from scripts.models_page import models_page
 from scripts.reference.attacks import attacks_page
 from scripts.reference.hooks import hooks_page
+from scripts.reference.json_settings import json_settings_page
 from scripts.reference.metrics import metrics_page
 from scripts.reference.parsers import parsers_page
 from scripts.reference.suites import suites_page
@@ -102,6 +103,7 @@ def pages() -> dict[str, str]:
         "attacks.md": attacks_page(load_known_attacks(), CORPUS),
         "hooks.md": hooks_page(),
         "configuration.md": reference_page(table),
+        "json_settings.md": json_settings_page(),
         "metrics.md": metrics_page(),
         "parsers.md": parsers_page(registry),
         "sampling.md": sampling_page(),

@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """The values of the option."""
 
     enable_kv_cache_events: bool = False
+    """Publish events."""
     publisher: Literal["null", "zmq"] | None = None
     """None: zmq, if events are enabled."""
     endpoint: str = "tcp://*:5557"

@@ -30,11 +30,11 @@ class StructuredOutputsConfig:
     """The option's values: vLLM's names and defaults, and bounds on the cost of one client."""
 
     backend: str = "auto"
-    """Name of the grammar backend, or "auto"."""
+    """`xgrammar`, `guidance`, `outlines`, `lm-format-enforcer`, another entry's name, or `auto`."""
     disable_fallback: bool = False
     """Reject what the first backend cannot serve instead of trying the next."""
     disable_any_whitespace: bool = False
-    """Generate JSON in one fixed layout."""
+    """Generate compact JSON (xgrammar and guidance)."""
     disable_additional_properties: bool = False
     """Accepted for compatibility: objects only have the properties that their schema names."""
     reasoning_parser: str = ""
@@ -42,19 +42,19 @@ class StructuredOutputsConfig:
     enable_in_reasoning: bool = False
     """Constrain the reasoning too."""
     compile_timeout_s: float = 10.0
-    """Maximum CPU time of compiling one constraint."""
+    """Maximum CPU seconds of reading and compiling one constraint."""
     compile_memory_bytes: int = 1 << 30
-    """Maximum memory of one compiled constraint and its masks."""
+    """Maximum memory of one constraint and its masks."""
     mask_budget_s: float = 1.0
-    """Maximum CPU time of the mask of one token."""
+    """Maximum CPU seconds of the mask of one token."""
     output_budget_s: float = 60.0
-    """Maximum CPU time of all masks of one output."""
+    """Maximum CPU seconds of all masks of one output."""
     max_constraints: int = 64
     """Maximum number of constraints in use or cached; each has its own process."""
     cache_bytes: int = 512 << 20
     """Maximum memory of cached constraints that no output uses."""
     warm_up: bool = True
-    """Load the grammar library before the server is ready."""
+    """Load the grammar library when the engine starts, without delaying it."""
 
     def __post_init__(self) -> None:
         bounds = (

@@ -31,7 +31,7 @@ class Settings:
     """The connector's own settings."""
 
     token: str = ""
-    """Shared secret of all engines that exchange blocks."""
+    """Secret of the engines that exchange blocks, of 16 characters or more. It is never sent."""
     token_file: str = ""
     """File with the token, instead of `token`."""
     peer_timeout_s: float = 5.0
@@ -39,6 +39,7 @@ class Settings:
     listen: bool = True
     """Serve blocks to other engines; false: only fetch theirs."""
     eviction_policy: PolicyName = "lru"
+    """Eviction of `kv_buffer_size`."""
 
 
 class Tcp:
