@@ -41,11 +41,7 @@ class Planner:
         self._max_row_tokens = 0
         """Tokens that each of these may compute in one step."""
         self._ended: list[int] = []
-
-    @property
-    def ended_rows(self) -> list[int]:
         """Rows that the next plan will list as ended."""
-        return self._ended
 
     def plan(self) -> InFlightStep | None:
         """Return the next step; None if nothing can be computed now."""

@@ -32,7 +32,7 @@ def check_scheduler(scheduler: Any) -> None:
         _check_running(batch, request)
     ranks = [r.rank for r in batch.prompts]
     assert ranks == sorted(ranks), "prompts are out of order"
-    _check_rows(batch, [request.row for request in running], scheduler._planner.ended_rows)
+    _check_rows(batch, [request.row for request in running], scheduler._planner._ended)
     pinned = (lease for lease, _ in life.pinned.values())
     check_kv(life.kv, [*(request.lease for request in life.live.values()), *pinned])
     assert len(scheduler._in_flight) <= scheduler.depth, "more plans in flight than the depth"
