@@ -2,4 +2,3 @@ from core.testing.checkpoints import make_checkpoint
 
 make_checkpoint("BertModel", "tiny-bert")
 make_checkpoint("Qwen3ForCausalLM", "tiny-qwen")
-make_checkpoint("BertForSequenceClassification", "tiny-reranker", num_labels=1)
