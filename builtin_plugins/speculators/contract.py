@@ -112,9 +112,8 @@ class SpeculativeConfig:
     draft head; of
     `suffix`: folder of outputs to start with."""
     num_speculative_tokens: int = 0
-    """Maximum number of draft tokens per request and step; 0: 5, for `suffix`
-    24.
-    """
+    """Maximum number of draft tokens per request and step; 0: 3 for `mtp` and EAGLE heads, 24 for
+    `suffix`, else 5."""
     speculative_token_tree: tuple[Node, ...] = ()
     """Nodes of the draft tree, each as its path; empty: a chain."""
     prompt_lookup_max: int = 0

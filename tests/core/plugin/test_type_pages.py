@@ -18,6 +18,7 @@ from core.testing.checkpoints import tiny_config
 from core.testing.facts import FACTS, OF_ATTENTION, OF_PLATFORMS
 from scripts.reference.attributes import attributes_of
 from scripts.reference.glossary import GLOSSARY
+from scripts.reference.json_settings import CLASSES
 from scripts.reference.types import PACKAGES, apis_of_kinds, meaning, modules_of, public_of
 
 PUBLIC = {
@@ -36,6 +37,11 @@ def public() -> list[tuple[str, Any]]:
         for name, item in public_of(module)
     ]
     return [*PUBLIC.items(), *library]
+
+
+@pytest.mark.parametrize("owner", CLASSES.values(), ids=CLASSES)
+def test_every_key_of_a_json_option_has_a_meaning(owner: type) -> None:
+    assert [each.name for each in attributes_of(owner) if not each.text] == []
 
 
 def test_public_classes_and_functions_have_docstrings() -> None:
