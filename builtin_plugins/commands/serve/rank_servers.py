@@ -37,6 +37,8 @@ STEADY_S: Final = 60.0
 """Uptime in seconds after which the crash counter resets."""
 READ_S: Final = 5.0
 """Timeout to read a request to the supervisor, in seconds."""
+MAX_CONNECTIONS: Final = 64
+"""Open connections to the supervisor; its probes need descriptors, too."""
 PR_SET_PDEATHSIG: Final = 1
 """See prctl(2)."""
 
@@ -263,6 +265,9 @@ class RankServers:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request to the supervisor's port."""
+        if len(self._answering) >= MAX_CONNECTIONS:
+            writer.close()
+            return
         task = asyncio.current_task()
         if task is not None:
             self._answering.add(task)

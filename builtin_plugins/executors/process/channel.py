@@ -16,6 +16,8 @@ from typing import Any, Final, Self
 import msgspec
 import zmq
 
+from core.api import EngineDead
+
 _UP: Final = "up"
 _DOWN: Final = "down"
 _MAX_BASE_CHARS: Final = 75
@@ -100,11 +102,17 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> Any:
         """Return the next message, or None after the timeout.
 
-        Raises `zmq.ZMQError` after `close`.
+        Raises `zmq.ZMQError` after `close`, and `EngineDead` for a message of another kind:
+        messages of this channel cannot be trusted any more.
         """
         if not self._in.poll(None if timeout_s is None else int(timeout_s * 1000)):
             return None
-        return self._decoder.decode(self._in.recv())
+        try:
+            return self._decoder.decode(self._in.recv())
+        except msgspec.DecodeError as error:
+            raise EngineDead(
+                f"a process received a message that it cannot read: {error}"
+            ) from error
 
     def hide(self) -> None:
         """Remove the sockets' folder once both sides are connected."""

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 END: Final = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS: Final = 1000
 """How long a closed publisher tries to deliver its last batches."""
+MAX_REQUEST_BYTES: Final = 1024
+"""Largest frame of a peer: a subscription or a replay request. It is disconnected for more."""
 
 
 class Publisher:
@@ -44,6 +46,8 @@ class Publisher:
         self._replay = self._context.socket(zmq.ROUTER)
         # Room for one whole answer. A client that does not read it gets no second one.
         self._replay.sndhwm = settings.buffer_steps + 1
+        for each in (self._events, self._replay):
+            each.maxmsgsize = MAX_REQUEST_BYTES
         endpoint = settings.endpoint
         binds = endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint
         self._open("endpoint", endpoint, self._events.bind if binds else self._events.connect)

@@ -40,6 +40,7 @@ WAITING_POLL_MS: Final = 2
 WAIT_S: Final = 2.0
 """How long a peer waits for a block: blocks are offered before they are copied."""
 MAX_PEERS: Final = 4096
+"""Peers remembered, of those in a handshake and of those with the token each."""
 MAX_WAITING: Final = 1 << 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromClient).decode
@@ -58,13 +59,12 @@ class BlockSource(Protocol):
         """Release a buffer after it was sent."""
 
 
-@dataclass(slots=True)
-class Peer:
-    """A connection and its handshake state."""
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The nonces of a connection."""
 
     hello: bytes
     challenge: bytes
-    is_trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,10 @@ class BlockServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
-        """Peers by ZeroMQ routing id, which no other connection can take over."""
+        self._handshakes: OrderedDict[bytes, Handshake] = OrderedDict()
+        """Peers in a handshake by ZeroMQ routing id, which no other connection can take over."""
+        self._trusted: OrderedDict[bytes, None] = OrderedDict()
+        """Routing ids of peers with the token. Peers without it cannot evict them."""
         self._waiting: list[WaitingGet] = []
         self._sending: list[tuple[zmq.MessageTracker, np.ndarray[Any, Any]]] = []
         self._closed = threading.Event()
@@ -128,31 +130,29 @@ class BlockServer:
             self._release_sent()
 
     def _handle(self, peer_id: bytes, message: FromClient | None) -> None:
-        peer = self._peers.get(peer_id)
+        handshake = self._handshakes.get(peer_id)
         if (
             isinstance(message, Hello)
             and message.version == VERSION
             and len(message.nonce) == NONCE_BYTES
         ):
             nonce = secrets.token_bytes(NONCE_BYTES)
-            self._peers[peer_id] = Peer(message.nonce, nonce)
-            if len(self._peers) > MAX_PEERS:
-                self._peers.popitem(last=False)
+            self._trusted.pop(peer_id, None)
+            _remember(self._handshakes, peer_id, Handshake(message.nonce, nonce))
             server_proof = proof(self._token, "server", message.nonce, nonce)
             self._send(peer_id, Challenge(nonce, server_proof))
         elif isinstance(message, Hello):
             reason = f"it speaks version {VERSION} of this protocol, not {message.version}"
             self._send(peer_id, Refused(reason))
-        elif isinstance(message, Join) and peer is not None:
-            peer.is_trusted = is_proof(
-                message.proof, self._token, "client", peer.hello, peer.challenge
-            )
-            if peer.is_trusted:
+        elif isinstance(message, Join) and handshake is not None:
+            if is_proof(message.proof, self._token, "client", handshake.hello, handshake.challenge):
+                del self._handshakes[peer_id]
+                _remember(self._trusted, peer_id, None)
                 self._send(peer_id, Welcome(self._facts, self._metadata))
             else:
                 log.warning("rejected a KV peer with a wrong token")
                 self._send(peer_id, Refused("the token is another one"))
-        elif isinstance(message, Get) and peer is not None and peer.is_trusted:
+        elif isinstance(message, Get) and peer_id in self._trusted:
             if not self._send_block(peer_id, message):
                 if message.waits and len(self._waiting) < MAX_WAITING:
                     until_s = time.monotonic() + WAIT_S
@@ -201,3 +201,10 @@ class BlockServer:
 
     def _send(self, peer_id: bytes, message: FromServer) -> None:
         self._socket.send_multipart([peer_id, _encode(message)])
+
+
+def _remember(peers: OrderedDict[bytes, Any], peer_id: bytes, value: Any) -> None:
+    """Add a peer; forget the oldest one of too many."""
+    peers[peer_id] = value
+    if len(peers) > MAX_PEERS:
+        peers.popitem(last=False)

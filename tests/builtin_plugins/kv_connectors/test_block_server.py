@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import zmq
 from builtin_plugins.kv_connectors.api import BlockKey, StoreParts
 from builtin_plugins.kv_connectors.conformance import LAYOUT
 from builtin_plugins.kv_connectors.offload import HostMemory
+from builtin_plugins.kv_connectors.tcp import server
 from builtin_plugins.kv_connectors.tcp.client import Connection
 from builtin_plugins.kv_connectors.tcp.protocol import (
     VERSION,
@@ -31,6 +33,7 @@ from builtin_plugins.kv_connectors.tcp.server import BlockServer
 from builtin_plugins.kv_connectors.tcp.store import ServedMemory, TcpStore
 from tests.builtin_plugins.kv_connectors.small_engines import free_port
 from tests.timeouts import TIMEOUT_S
+from tests.zmtp import GREETING, NULL, OVERSIZED, deliver, ready, recorder, send_raw
 
 TOKEN = b"a token of the tests"
 OTHER = b"another token"
@@ -60,6 +63,10 @@ def serving(memory: HostMemory | None = None) -> Iterator[str]:
 def context() -> Iterator[Any]:
     with zmq.Context() as made:
         yield made
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def connect(
@@ -146,6 +153,107 @@ def test_peers_without_the_token_get_no_blocks(context: Any, message: bytes) -> 
         assert stored[1] == b"checksum"
         with pytest.raises(PeerError, match="a block of another size"):
             connection.get(KEY, SIZE + 1, waits=False)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(1000),
+        GREETING + NULL + b"\x04\x05\x05READY",
+        ready("DEALER") + b"\x02" + OVERSIZED + bytes(1000),
+        ready("DEALER") + b"\x01\x00" * 1000 + b"\x00\x01\xc0",
+        ready("DEALER") + b"\x00\x02\x81\xa0",
+    ],
+    ids=["http", "zeros", "cut short", "oversized", "many frames", "no message"],
+)
+def test_attack_on_the_port_gets_no_block_and_does_no_harm(context: Any, attack: bytes) -> None:
+    memory = ServedMemory(PARTS)
+    memory.write(KEY, block(), b"checksum")
+    with serving(memory) as address:
+        answer = send_raw("127.0.0.1", port_of(address), attack)
+        assert bytes([3]) * 16 not in answer
+        connection = connect(context, address)
+        assert connection.get(KEY, SIZE, waits=False) is not None
+        connection.close()
+
+
+def test_replayed_session_gets_no_block(context: Any) -> None:
+    memory = ServedMemory(PARTS)
+    memory.write(KEY, block(), b"checksum")
+    with serving(memory) as address:
+        with recorder("127.0.0.1", port_of(address)) as recorded:
+            connection = connect(context, f"tcp://127.0.0.1:{recorded.port}")
+            assert connection.get(KEY, SIZE, waits=False) is not None
+            connection.close()
+        assert KEY.key in recorded.data
+        last = b"the handshake is incomplete"
+        answer = send_raw("127.0.0.1", port_of(address), bytes(recorded.data), last)
+        assert b"the token is another one" in answer
+        assert last in answer
+        assert bytes([3]) * 16 not in answer
+
+
+def test_replayed_challenge_is_refused_by_the_client(context: Any) -> None:
+    old = Challenge(b"n" * 32, proof(TOKEN, "server", b"h" * 32, b"n" * 32))
+    with context.socket(zmq.ROUTER) as false:
+        port = false.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer() -> None:
+            peer, _ = false.recv_multipart()
+            false.send_multipart([peer, msgspec.msgpack.encode(old)])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PeerError, match="has another token"):
+            connect(context, f"tcp://127.0.0.1:{port}")
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        ready("ROUTER") + b"\x02" + OVERSIZED + bytes(1000),
+        ready("ROUTER") + b"\x00\x02\x81\xa0",
+    ],
+    ids=["http", "oversized", "no message"],
+)
+def test_client_gives_up_a_peer_that_is_no_engine(context: Any, attack: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as false:
+
+        def answer() -> None:
+            raw, _ = false.accept()
+            with raw:
+                deliver(raw, attack)
+                with suppress(OSError):
+                    while raw.recv(4096):
+                        pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PeerError):
+            connect(context, f"tcp://127.0.0.1:{false.getsockname()[1]}", timeout_s=0.5)
+        thread.join()
+
+
+def test_peers_without_the_token_do_not_evict_those_with_it(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_PEERS", 3)
+    memory = ServedMemory(PARTS)
+    memory.write(KEY, block(), b"checksum")
+    with serving(memory) as address:
+        connection = connect(context, address)
+        strangers = [context.socket(zmq.DEALER) for _ in range(5)]
+        for stranger in strangers:
+            stranger.connect(address)
+            stranger.send(msgspec.msgpack.encode(Hello(VERSION, b"n" * 32)))
+            assert msgspec.msgpack.decode(stranger.recv(), type=Challenge)
+        assert connection.get(KEY, SIZE, waits=False) is not None
+        for stranger in strangers:
+            stranger.close(0)
         connection.close()
 
 

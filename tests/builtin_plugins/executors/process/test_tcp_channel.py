@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -27,15 +26,12 @@ from builtin_plugins.executors.process.tcp_channel import (
 )
 from core.errors import ConfigError, EngineError
 from tests.timeouts import TIMEOUT_S
+from tests.zmtp import GREETING, NULL, OVERSIZED, deliver, recorder, send_raw
 
 HOST = "127.0.0.2"
 KINDS = Heartbeat | Hello
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
-"""Signature and version of ZMTP 3."""
-NULL = b"NULL".ljust(20, b"\0")
 CURVE = b"CURVE".ljust(20, b"\0")
-OVERSIZED_COMMAND = b"\x06" + struct.pack(">Q", 1 << 40)
-"""Header of a command of a tebibyte."""
+OVERSIZED_COMMAND = b"\x06" + OVERSIZED
 
 
 @contextmanager
@@ -79,18 +75,6 @@ def receive(channel: TcpChannel) -> Any:
     message = channel.receive(TIMEOUT_S)
     assert message is not None
     return message
-
-
-def send_raw(address: str, data: bytes) -> bytes:
-    """Send bytes on a new connection; return what comes back until it is silent or closed."""
-    answer = b""
-    with socket.create_connection((HOST, port_of(address)), timeout=TIMEOUT_S) as raw:
-        raw.settimeout(0.2)
-        with suppress(OSError):
-            raw.sendall(data)
-            while part := raw.recv(4096):
-                answer += part
-    return answer
 
 
 def assert_works(channel: TcpChannel, credentials: Credentials) -> None:
@@ -159,7 +143,7 @@ def test_address_of_no_interface_is_refused_by_name(host: str) -> None:
     [
         b"GET / HTTP/1.1\r\n\r\n",
         bytes(1000),
-        GREETING + NULL + bytes(32) + b"\x04\x05\x05READY",
+        GREETING + NULL + b"\x04\x05\x05READY",
         GREETING + CURVE + bytes(32) + OVERSIZED_COMMAND + bytes(1000),
         GREETING + CURVE + bytes(32) + b"\x04\xc8\x05HELLO\x01\x00" + bytes(192),
     ],
@@ -168,7 +152,7 @@ def test_address_of_no_interface_is_refused_by_name(host: str) -> None:
 def test_attack_without_keys_is_refused(attack: bytes) -> None:
     with listening() as (_, channel, credentials):
         for address in (credentials.up, credentials.down):
-            send_raw(address, attack)
+            send_raw(HOST, port_of(address), attack)
         assert channel.receive(0.1) is None
         assert_works(channel, credentials)
 
@@ -178,7 +162,7 @@ def test_attack_without_keys_is_refused(attack: bytes) -> None:
 def test_random_bytes_are_refused(shared: Shared, noise: bytes, start: bytes) -> None:
     channel, credentials = shared
     with socket.create_connection((HOST, port_of(credentials.up)), timeout=TIMEOUT_S) as raw:
-        raw.sendall(start + noise)
+        deliver(raw, start + noise)
     assert channel.receive(0) is None
 
 
@@ -203,7 +187,10 @@ def test_client_with_wrong_keys_is_refused(wrong: str) -> None:
 
 
 def test_replayed_bytes_deliver_nothing() -> None:
-    with listening() as (_, channel, credentials), recorder(port_of(credentials.up)) as recorded:
+    with (
+        listening() as (_, channel, credentials),
+        recorder(HOST, port_of(credentials.up)) as recorded,
+    ):
         up = f"tcp://{HOST}:{recorded.port}"
         with connected(msgspec.structs.replace(credentials, up=up)) as child:
             child.send(Hello(1, HOST))
@@ -211,51 +198,8 @@ def test_replayed_bytes_deliver_nothing() -> None:
             child.send(Heartbeat(5.0))
             assert receive(channel) == Heartbeat(5.0)
         assert len(recorded.data) > 300
-        send_raw(credentials.up, bytes(recorded.data))
+        send_raw(HOST, port_of(credentials.up), bytes(recorded.data))
         assert channel.receive(0.1) is None
         with connected(credentials) as child:
             child.send(Heartbeat(6.0))
             assert receive(channel) == Heartbeat(6.0)
-
-
-class Recorder:
-    """Forwards one connection and records what the client sends."""
-
-    def __init__(self, port: int) -> None:
-        self.data = bytearray()
-        self._listener = socket.create_server((HOST, 0))
-        self.port = self._listener.getsockname()[1]
-        self._target = port
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            client, _ = self._listener.accept()
-            server = socket.create_connection((HOST, self._target))
-            self._sockets += [client, server]
-            threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
-            self._pump(client, server, self.data)
-
-    @staticmethod
-    def _pump(source: socket.socket, target: socket.socket, data: bytearray | None = None) -> None:
-        with suppress(OSError):
-            while part := source.recv(65536):
-                if data is not None:
-                    data += part
-                target.sendall(part)
-
-    def close(self) -> None:
-        for each in (self._listener, *self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-
-@contextmanager
-def recorder(port: int) -> Iterator[Recorder]:
-    made = Recorder(port)
-    try:
-        yield made
-    finally:
-        made.close()
