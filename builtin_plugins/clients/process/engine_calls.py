@@ -168,11 +168,10 @@ class EngineCalls:
     def release(self, *, suspects: bool = False) -> list[OpenRequest]:
         """Give up the requests to resubmit, for another engine; with `suspects` all others, too."""
         with self.lock:
-            names = self._cleared
+            movable = [name for name in self._to_probe if suspects or self.requests.may_move(name)]
+            self._to_probe = deque(name for name in self._to_probe if name not in movable)
+            names = [*self._cleared, *movable]
             self._cleared = []
-            if suspects:
-                names = [*names, *self._to_probe]
-                self._to_probe.clear()
             return self.requests.release(names)
 
     def adopt(self, entries: Iterable[OpenRequest]) -> None:

@@ -73,6 +73,8 @@ class OpenRequest:
     suspected: bool = False
     probe_tokens: int = 1
     """Tokens after the last crash that clear it."""
+    is_first_kill: bool = False
+    """Whether all that speaks against it is one kill from outside while it ran alone."""
     failed: bool = False
 
     @property
@@ -94,6 +96,7 @@ class OpenRequest:
         self.probe_tokens = LONG_PROBE << num_probes if num_probes >= 0 else 1
         self.crashed_at = num_tokens
         self.crash_count += alone or cause is DeathCause.FAULT
+        self.is_first_kill = is_external and num_new > 0 and self.crash_count <= 1
         self.failed = alone and self.crash_count >= (MAX_KILLS if may_be_chance else MAX_CRASHES)
 
 
@@ -198,6 +201,11 @@ class RequestTracker:
     def is_suspect(self, request_id: str) -> bool:
         """Return whether a request may be the cause of the last engine death."""
         return request_id in self._requests and self._requests[request_id].is_suspect
+
+    def may_move(self, request_id: str) -> bool:
+        """Return whether another engine may have a request after the last engine death."""
+        entry = self._requests.get(request_id)
+        return entry is not None and (entry.is_first_kill or not entry.is_suspect)
 
     def has_suspects(self) -> bool:
         """Return whether a request may be the cause of the last engine death."""

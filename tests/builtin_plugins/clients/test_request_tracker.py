@@ -170,6 +170,27 @@ def test_second_kill_at_the_same_token_count_probes_requests_alone() -> None:
     assert not tracker.failed_requests()
 
 
+def test_request_that_ran_alone_may_move_after_its_first_kill_only() -> None:
+    tracker = RequestTracker()
+    tracker.open([request("a")])
+    tracker.record(StepOutputs(["a"], [7]))
+    assert tracker.on_engine_death(DeathCause.KILLED) == (["a"], [])
+    assert tracker.may_move("a")
+    tracker.resumed_request("a")
+    tracker.start(["a"])
+    assert tracker.on_engine_death(DeathCause.KILLED) == (["a"], [])
+    assert not tracker.may_move("a")
+
+
+@pytest.mark.parametrize("cause", [DeathCause.UNCLEAR, DeathCause.FAULT])
+def test_request_that_may_have_killed_its_engine_does_not_move(cause: DeathCause) -> None:
+    tracker = RequestTracker()
+    tracker.open([request("a")])
+    tracker.record(StepOutputs(["a"], [7]))
+    assert tracker.on_engine_death(cause) == (["a"], [])
+    assert not tracker.may_move("a")
+
+
 def test_closed_request_gets_no_output() -> None:
     tracker = RequestTracker()
     tracker.open([request("a"), request("b")])

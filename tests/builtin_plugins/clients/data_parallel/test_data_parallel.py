@@ -60,20 +60,24 @@ def test_streams_complete_after_random_kills_of_engines(
         asyncio.run(main(engine))
 
 
-def test_requests_go_on_in_another_engine_before_theirs_is_back(llama: str) -> None:
+@pytest.mark.parametrize("numbers", [(1, 3, 5, 7), (1,)], ids=["several", "alone"])
+def test_requests_go_on_in_another_engine_before_theirs_is_back(
+    llama: str, numbers: tuple[int, ...]
+) -> None:
     async def main(engine: AsyncLLM) -> None:
-        numbers = (1, 3, 5, 7)
         expected = await asyncio.gather(*(collect(engine, i) for i in numbers))
         tasks = [asyncio.ensure_future(collect(engine, i)) for i in numbers]
-        await until(lambda: len(engine._client._routed) == 4 and not engine._client._waiting)
+        client = engine._client
+        await until(lambda: len(client._routed) == len(numbers) and not client._waiting)
+        killed = next(iter(client._routed.values())).engine.index
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        supervised = engine._client.engines[0].supervised
+        supervised = client.engines[killed].supervised
         # The engine is restarted after the answers have ended.
         supervised._pause = lambda: asyncio.run_coroutine_threadsafe(ended.wait(), loop).result()
-        os.kill(child(engine, 0).pid, signal.SIGKILL)
+        os.kill(child(engine, killed).pid, signal.SIGKILL)
         assert await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT_S) == expected
-        assert states(engine) == ["restarting", "ready"]
+        assert [states(engine)[killed], states(engine)[1 - killed]] == ["restarting", "ready"]
         ended.set()
         await until(lambda: states(engine) == ["ready"] * 2)
 
@@ -208,7 +212,6 @@ def test_an_engine_that_is_given_up_leaves_its_requests_to_the_others(llama: str
     async def main(engine: AsyncLLM) -> None:
         expected = await streams(engine, 1, 6)
         task = asyncio.ensure_future(streams(engine, 1, 6))
-        # Requests that ran alone are suspects of a death, and fail with their engine.
         await until(lambda: len(engine._client._routed) == 7 and not engine._client._waiting)
         os.kill(child(engine, 0).pid, signal.SIGKILL)
         assert await asyncio.wait_for(task, TIMEOUT_S) == expected
