@@ -64,7 +64,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Rows that compute one token each in a step. Plans and outputs share the lists: read-only."""
+    """Rows that compute one token each in a step. Plans share the lists: read-only."""
 
     index: Ints
     rows: list[int]

@@ -68,7 +68,7 @@ class Extensions:
         _call_all(self._arrived, request)
 
     def may_start(self, request: Any) -> MayStart:
-        """Return START if every extension agrees; all are called, so all prepare at once."""
+        """Return START if all extensions agree; all are called and prepare at once."""
         if not self._may_start:
             return MayStart.START
         answers = _call_all(self._may_start, request)

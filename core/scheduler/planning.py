@@ -101,7 +101,7 @@ class Planner:
     # --- decode rows --------------------------------------------------------
 
     def _plan_decode(self, builder: PlanBuilder) -> DecodeStep:
-        """Plan one token, and its draft tokens, of each row that has one token to compute."""
+        """Plan one token and its draft tokens of each row with one token to compute."""
         columns = self._columns
         extensions = self._extensions
         rows = columns.decoding().nonzero()[0]

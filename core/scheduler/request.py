@@ -77,7 +77,7 @@ class Request:
         self.num_cached = 0
         self.started = False
         self.reserved: int | None = None
-        """Leading tokens that were cached when blocks for all known tokens were reserved."""
+        """Leading tokens cached when blocks for all known tokens were reserved."""
         self.external_kv = KVTrust.VERIFIED
         """Trust in what an extension loads before the next start; INVALID: ignore it."""
         self.skips_tiers = False
