@@ -16,7 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
-from builtin_plugins.clients.broker.messages import Memory, Observed, Page, ReadPage, Status
+from builtin_plugins.clients.broker.messages import (
+    FeatureCall,
+    Memory,
+    Observed,
+    Page,
+    ReadPage,
+    Status,
+)
 from builtin_plugins.clients.broker.open_requests import (
     OpenGroup,
     OpenRequests,
@@ -28,11 +35,11 @@ from builtin_plugins.clients.process.messages import (
     Abort,
     Add,
     Answer,
-    Call,
     Outputs,
     Ready,
     Started,
 )
+from builtin_plugins.clients.reading_calls import reading_calls
 from builtin_plugins.executors.api import RemoteError
 from core.api import EngineConfig, InvalidRequest, Registry
 from core.api.execution import CallAnswer, RequestDelta, StepOutputs
@@ -59,6 +66,7 @@ class EngineBroker:
 
     def __init__(self, config: EngineConfig, registry: Registry) -> None:
         """Start the engines; `wait` until they are ready."""
+        self._registry = registry
         self._lock = threading.Lock()
         """Guards sessions; held for no call of the client."""
         self._sessions: list[Session] = []
@@ -136,8 +144,8 @@ class EngineBroker:
                 self._add(session, message)
             case Abort():
                 self._abort(message)
-            case Call(call, name, data):
-                self._call(session, call, name, data)
+            case FeatureCall():
+                self._call(session, message)
             case Observed():
                 self.sinks.observed(message)
             case Memory(report):
@@ -176,13 +184,14 @@ class EngineBroker:
             self._client.abort(ids)
         self._changed.set()
 
-    def _call(self, session: Session, call: int, name: str, data: bytes) -> None:
-        if name == OPEN_IDS:
+    def _call(self, session: Session, message: FeatureCall) -> None:
+        call = message.call
+        if message.name == OPEN_IDS:
             ids = msgspec.json.encode(self._open.ids())
             session.send(Answer(call, found=[CallAnswer(scheduler=ids)]))
             return
-        if name == ABORT:
-            self._abort_elsewhere(data.decode())
+        if message.name == ABORT:
+            self._abort_elsewhere(message.data.decode())
             session.send(Answer(call))
             return
 
@@ -193,7 +202,9 @@ class EngineBroker:
             else:
                 session.send(Answer(call, RemoteError.from_exception(error)))
 
-        self._client.call(name, data).add_done_callback(answered)
+        if message.only_reads:
+            reading_calls(self._registry).add(message.name)
+        self._client.call(message.name, message.data).add_done_callback(answered)
 
     def _abort_elsewhere(self, request_id: str) -> None:
         """Abort a request; its API server gets the last outputs."""

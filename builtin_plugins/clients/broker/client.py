@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.clients.broker.messages import (
+    FeatureCall,
     Memory,
     Page,
     ReadPage,
@@ -23,7 +24,6 @@ from builtin_plugins.clients.process.messages import (
     Abort,
     Add,
     Answer,
-    Call,
     Outputs,
     Ready,
     Started,
@@ -52,12 +52,15 @@ class BrokerClient:
         listener: Listener,
         memory: Callable[[], bytes],
         options: Mapping[str, Any],
+        reading: Collection[str] = (),
     ) -> None:
         """`memory` returns a report of this process's memory.
 
-        `options` are those of API servers that the engines' configuration does not have.
+        `options` are those of API servers that the engines' configuration does not have;
+        `reading` are the calls that only read, which routes of this process add to.
         """
         self._options = options
+        self._reading = reading
         channel.expect(ToApiServer)
         self._memory = memory
         self._reported_s = -inf
@@ -111,7 +114,7 @@ class BrokerClient:
         """Call a feature in every engine."""
         future: Future[list[CallAnswer]] = Future()
         self._send(
-            lambda call: Call(call, name, data),
+            lambda call: FeatureCall(call, name, data, name in self._reading),
             lambda answer: _complete(future, answer, answer and answer.found),
         )
         return future

@@ -8,7 +8,6 @@ from builtin_plugins.clients.process.messages import (
     Abort,
     Add,
     Answer,
-    Call,
     Outputs,
     Ready,
     Started,
@@ -27,6 +26,16 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Inherited descriptors that all API servers share, by name."""
     options: dict[str, str]
     """Options that only API servers have."""
+
+
+class FeatureCall(msgspec.Struct, frozen=True, tag=True):
+    """Call a feature in every engine."""
+
+    call: int
+    name: str
+    data: bytes
+    only_reads: bool = False
+    """Whether it need not wait for an engine that restarts."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +99,7 @@ ToApiServer = Begin | Ready | Answer | Started | Outputs | Status | Page
 FromApiServer = (
     Add
     | Abort
-    | Call
+    | FeatureCall
     | Observed
     | ReadPage
     | Memory

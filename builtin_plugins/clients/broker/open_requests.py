@@ -117,30 +117,48 @@ class OpenRequests:
     def split(self, outputs: StepOutputs) -> Mapping[Session, StepOutputs]:
         """Return the outputs of each session, and forget requests that have ended."""
         parts: dict[Session, StepOutputs] = {}
-        counts: Sequence[int] = outputs.counts or [1] * len(outputs.request_ids)
-        position = 0
         with self._lock:
-            for name, count in zip(outputs.request_ids, counts, strict=True):
-                end = position + count
-                if (group := self._groups.get(name)) is not None:
-                    part = parts.setdefault(group.session, StepOutputs([], [], [], []))
-                    part.request_ids.append(name)
-                    part.token_ids.extend(outputs.token_ids[position:end])
-                    if outputs.counts:
-                        part.counts.append(count)
-                position = end
+            if outputs.counts:
+                self._split_counted(outputs, parts)
+            else:
+                self._split_tokens(outputs, parts)
             for delta in outputs.deltas:
                 group = self._groups.get(delta.request_id)
                 if group is None:
                     continue
-                part = parts.setdefault(group.session, StepOutputs([], [], [], []))
-                part.deltas.append(delta)
+                _part(parts, group.session).deltas.append(delta)
                 if delta.finish_reason is not None:
                     del self._groups[delta.request_id]
                     group.sequences.discard(delta.request_id)
                     if not group.sequences:
                         self._forget(group)
         return parts
+
+    def _split_tokens(self, outputs: StepOutputs, parts: dict[Session, StepOutputs]) -> None:
+        """Add sequences with a token each; the lock is held."""
+        find = self._groups.get
+        rows: dict[Session, tuple[list[str], list[int]]] = {}
+        for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+            group = find(name)
+            if group is not None:
+                row = rows.get(group.session)
+                if row is None:
+                    row = rows[group.session] = ([], [])
+                row[0].append(name)
+                row[1].append(token)
+        parts.update({session: StepOutputs(*row, [], []) for session, row in rows.items()})
+
+    def _split_counted(self, outputs: StepOutputs, parts: dict[Session, StepOutputs]) -> None:
+        """Add sequences with several tokens each; the lock is held."""
+        position = 0
+        for name, count in zip(outputs.request_ids, outputs.counts, strict=True):
+            end = position + count
+            if (group := self._groups.get(name)) is not None:
+                part = _part(parts, group.session)
+                part.request_ids.append(name)
+                part.token_ids.extend(outputs.token_ids[position:end])
+                part.counts.append(count)
+            position = end
 
     def _forget(self, group: OpenGroup) -> None:
         """Remove a request; the lock is held."""
@@ -150,3 +168,11 @@ class OpenRequests:
         for each in group.sequences:
             if self._groups.get(each) is group:
                 del self._groups[each]
+
+
+def _part(parts: dict[Session, StepOutputs], session: Session) -> StepOutputs:
+    """Return the outputs of a session."""
+    part = parts.get(session)
+    if part is None:
+        part = parts[session] = StepOutputs([], [], [], [])
+    return part

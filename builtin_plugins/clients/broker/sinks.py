@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,6 +19,8 @@ from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, To
 
 log = logging.getLogger(__name__)
 
+SEND_S: Final = 0.1
+"""Interval of token statistics, in seconds; those of the deliveries between are joined."""
 METHODS: Final = ("tokens", "request", "http", "calls")
 
 
@@ -88,16 +92,40 @@ class ForwardingSink:
     ) -> None:
         self._send = send
         self._read_page = read_page
+        self._lock = threading.Lock()
+        """Guards the tokens; the page is read in another thread."""
+        self._tokens: dict[int, TokenStats] = {}
+        """Tokens that are not sent yet, by engine."""
+        self._sent_s = 0.0
 
     def step(self, stats: StepStats) -> None:
         """Ignore a step: the broker has counted it."""
 
     def tokens(self, stats: TokenStats) -> None:
-        """Send the tokens of a delivery."""
-        self._send(Observed(tokens=stats))
+        """Add the tokens of a delivery, and send all when it is time."""
+        with self._lock:
+            joined = self._tokens.get(stats.engine)
+            if joined is None:  # a copy: other sinks have the statistics of one delivery
+                joined = self._tokens[stats.engine] = TokenStats(0, engine=stats.engine)
+            joined.generated_tokens += stats.generated_tokens
+            joined.prompt_tokens += stats.prompt_tokens
+            joined.cached_tokens += stats.cached_tokens
+            joined.first_token_s += stats.first_token_s
+            joined.inter_token_s += stats.inter_token_s
+        if time.monotonic() >= self._sent_s + SEND_S:
+            self._send_tokens()
+
+    def _send_tokens(self) -> None:
+        with self._lock:
+            self._sent_s = time.monotonic()
+            joined = self._tokens
+            self._tokens = {}
+        for stats in joined.values():
+            self._send(Observed(tokens=stats))
 
     def request(self, stats: RequestStats) -> None:
         """Send a finished request, without fields that are objects of this process."""
+        self._send_tokens()
         fields = {name: value for name, value in stats.extra_fields.items() if _is_plain(value)}
         self._send(Observed(request=replace(stats, extra_fields=fields)))
 
@@ -111,6 +139,7 @@ class ForwardingSink:
 
     def expose(self, health: Mapping[str, Any]) -> tuple[bytes, str]:
         """Return the page of the shared sinks, with the sums of all API servers."""
+        self._send_tokens()
         return self._read_page(health)
 
 

@@ -16,6 +16,7 @@ from builtin_plugins.clients.api import (
     broker_connection,
     forward_shared,
     messages,
+    reading_calls,
 )
 from builtin_plugins.commands.serve.serving import serve
 from builtin_plugins.metric_sinks.api import process_memory
@@ -35,7 +36,7 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     memory = partial(_memory, registry, start.process)
 
     def connect(config: EngineConfig, registry: Registry, listener: Listener) -> Client:
-        return BrokerClient(channel, listener, memory, begin.options)
+        return BrokerClient(channel, listener, memory, begin.options, reading_calls(registry))
 
     broker_connection(registry, connect)
     config = replace(start.config, options={**start.config.options, **begin.options})

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from builtin_plugins.clients.api import reading_calls
+from builtin_plugins.clients.broker import sinks
 from builtin_plugins.clients.broker.broker import ABORT, OPEN_IDS, EngineBroker
-from builtin_plugins.clients.broker.messages import Observed, Status
+from builtin_plugins.clients.broker.messages import FeatureCall, Observed, Status
 from builtin_plugins.clients.broker.open_requests import Session
 from builtin_plugins.clients.broker.sinks import ForwardingSink, forward_shared
-from builtin_plugins.clients.process.messages import Abort, Add, Answer, Call, Outputs, Started
+from builtin_plugins.clients.process.messages import Abort, Add, Answer, Outputs, Started
 from core.api import EngineConfig
 from core.api.execution import EngineRequest, RequestDelta, StepOutputs
 from core.api.serving import EngineStatus
@@ -27,6 +29,7 @@ class FakeClient:
         self.listener = listener
         self.added: dict[str, Future[Any]] = {}
         self.aborted: list[str] = []
+        self.called: list[tuple[str, bytes]] = []
 
     def add(self, requests: Any, *, resumed: bool = False) -> Future[Any]:
         future: Future[Any] = Future()
@@ -35,6 +38,10 @@ class FakeClient:
 
     def abort(self, ids: list[str]) -> None:
         self.aborted += ids
+
+    def call(self, name: str, data: bytes) -> Future[Any]:
+        self.called.append((name, data))
+        return Future()
 
     def status(self) -> EngineStatus:
         return EngineStatus("ready")
@@ -45,6 +52,10 @@ class Registry:
 
     def __init__(self, sink: Any = None) -> None:
         self._sink = sink
+        self._shared: dict[str, Any] = {}
+
+    def shared(self, name: str, make: Any) -> Any:
+        return self._shared.setdefault(name, make())
 
     def entries(self, kind: str) -> list[Any]:
         return [self._sink] if self._sink else []
@@ -145,6 +156,17 @@ def test_refused_request_is_forgotten(broker: EngineBroker) -> None:
     assert broker._status().open_requests == 0
 
 
+def test_calls_that_only_read_are_known_to_the_client_of_the_engines() -> None:
+    registry = Registry()
+    broker = EngineBroker(EngineConfig(), registry)  # type: ignore[arg-type]
+    server = Server(broker)
+    server.send(FeatureCall(1, "lora.load", b"1"))
+    assert not reading_calls(registry)  # type: ignore[arg-type]
+    server.send(FeatureCall(2, "lora.list", b"2", only_reads=True))
+    assert reading_calls(registry) == {"lora.list"}  # type: ignore[arg-type]
+    assert client(broker).called == [("lora.load", b"1"), ("lora.list", b"2")]
+
+
 def test_abort_of_one_sequence_leaves_the_others(broker: EngineBroker) -> None:
     one = Server(broker)
     one.add("a#0", "a#1")
@@ -160,10 +182,10 @@ def test_requests_of_all_api_servers_can_be_listed_and_aborted(broker: EngineBro
     two = Server(broker)
     one.add("a#0", "a#1")
     two.add("b")
-    two.send(Call(5, OPEN_IDS, b""))
+    two.send(FeatureCall(5, OPEN_IDS, b""))
     (answer,) = two.of(Answer)
     assert sorted(msgspec.json.decode(answer.found[0].scheduler)) == ["a", "b"]
-    two.send(Call(6, ABORT, b"a"))
+    two.send(FeatureCall(6, ABORT, b"a"))
     assert sorted(client(broker).aborted) == ["a#0", "a#1"]
     (outputs,) = one.of(Outputs)
     assert {each.request_id for each in outputs.step} == {"a#0", "a#1"}
@@ -205,10 +227,36 @@ def test_shared_sinks_of_an_api_server_are_replaced_by_one_that_forwards() -> No
     forward_shared(entries, sink)
     assert [each.sink for each in entries] == [own, sink]
     stats = RequestStats("stop", 3, 4, 1.0, extra_fields={"counts": {"x": 1}, "trace": object()})
-    sink.request(stats)
     sink.tokens(TokenStats(5, first_token_s=[0.5]))
+    sink.request(stats)
     copies = [msgspec.msgpack.decode(msgspec.msgpack.encode(each), type=Observed) for each in sent]
-    assert copies[0].request is not None
-    assert copies[0].request.extra_fields == {"counts": {"x": 1}}
-    assert copies[1].tokens is not None
-    assert (copies[1].tokens.generated_tokens, copies[1].tokens.first_token_s) == (5, [0.5])
+    assert copies[0].tokens is not None
+    assert (copies[0].tokens.generated_tokens, copies[0].tokens.first_token_s) == (5, [0.5])
+    assert copies[1].request is not None
+    assert copies[1].request.extra_fields == {"counts": {"x": 1}}
+
+
+def test_token_statistics_of_several_deliveries_are_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sinks, "SEND_S", 1e9)
+    sent: list[Any] = []
+    sink = ForwardingSink(sent.append, lambda health: (b"page", "text"))
+    sink.request(RequestStats("stop", 3, 4, 1.0))
+    sent.clear()
+    first = TokenStats(2, 30, 16, first_token_s=[0.5], inter_token_s=[0.1])
+    for stats in (first, TokenStats(7, engine=1), TokenStats(3, 1, inter_token_s=[0.2, 0.3])):
+        sink.tokens(stats)
+    assert not sent
+    assert sink.expose({}) == (b"page", "text")
+    assert sent == [
+        Observed(tokens=TokenStats(5, 31, 16, [0.5], [0.1, 0.2, 0.3])),
+        Observed(tokens=TokenStats(7, engine=1)),
+    ]
+    assert first == TokenStats(2, 30, 16, [0.5], [0.1])  # other sinks may have it
+    sink.tokens(TokenStats(1))
+    sink.request(RequestStats("stop", 3, 4, 1.0))
+    assert [type(each.tokens or each.request) for each in sent[2:]] == [TokenStats, RequestStats]
+    monkeypatch.setattr(sinks, "SEND_S", 0.0)
+    sink.tokens(TokenStats(1))
+    assert len(sent) == 5
