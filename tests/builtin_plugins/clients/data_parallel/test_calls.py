@@ -19,12 +19,18 @@ import msgspec
 import pytest
 
 from builtin_plugins.clients.api import reading_calls
+from builtin_plugins.clients.data_parallel.client import DataParallelClient
 from builtin_plugins.routes.api import variant_sources
 from core import AsyncLLM
 from core.api import InvalidRequest
 from core.api.execution import CallAnswer
 from core.testing.checkpoints import make_checkpoint
-from tests.builtin_plugins.clients.data_parallel.engines import child, running, states
+from tests.builtin_plugins.clients.data_parallel.engines import (
+    brokered,
+    client_of,
+    running,
+    states,
+)
 from tests.builtin_plugins.clients.streams import until
 from tests.builtin_plugins.features.lora.adapter_writer import make_adapter
 from tests.timeouts import TIMEOUT_S
@@ -103,32 +109,58 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def engines(folder: Path) -> Iterator[AsyncLLM]:
-    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"}
-    profiler = {"torch_profiler_dir": str(folder / "profiles"), "torch_profiler_with_stack": False}
-    with running(
-        str(folder / "model"),
-        plugins=["+playground"],
-        enable_lora=True,
-        max_lora_rank=8,
-        max_loras=2,
-        enable_operator_routes=True,
-        enable_sleep_mode=True,
-        profiler_config=profiler,
-        kv_events_config=events,
-    ) as engines:
-        yield engines
+class Engines:
+    """Two engines, and where calls are made."""
+
+    def __init__(self, client: Any, servers: Sequence[AsyncLLM]) -> None:
+        self._client: DataParallelClient = client
+        self.servers = servers
+        self.llm = servers[-1]
+
+    def supervised(self, rank: int) -> Any:
+        return self._client.engines[rank].supervised
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        os.kill(self.supervised(rank)._child.pid, number)
+
+    def states(self) -> list[str]:
+        return states(self.llm)
+
+
+@pytest.fixture(scope="module", params=["one API process", "two API servers"])
+def engines(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Engines]:
+    own = tmp_path_factory.mktemp("engines")
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{own}/events"}
+    profiler = {"torch_profiler_dir": str(own / "profiles"), "torch_profiler_with_stack": False}
+    settings: dict[str, Any] = {
+        "plugins": ["+playground"],
+        "enable_lora": True,
+        "max_lora_rank": 8,
+        "max_loras": 2,
+        "enable_operator_routes": True,
+        "enable_sleep_mode": True,
+        "profiler_config": profiler,
+        "kv_events_config": events,
+    }
+    model = str(folder / "model")
+    if request.param == "one API process":
+        with running(model, **settings) as llm:
+            yield Engines(client_of(llm), [llm])
+    else:
+        with brokered(model, **settings) as (broker, servers):
+            yield Engines(broker._client, servers)
 
 
 @pytest.fixture(scope="module")
-def payloads(engines: AsyncLLM, folder: Path) -> dict[str, bytes]:
+def payloads(engines: Engines, folder: Path) -> dict[str, bytes]:
     """Return the payload of each call that has one; both engines have loaded the adapters."""
-    (source,) = variant_sources(engines.registry)
+    (source,) = variant_sources(engines.llm.registry)
 
     async def load() -> list[bytes]:
         for name in ADAPTERS:
-            await source.load(engines.call, name, str(folder / name), None, again=False)
+            await source.load(engines.llm.call, name, str(folder / name), None, again=False)
         known = source._adapters.known  # type: ignore[attr-defined]
         return [msgspec.msgpack.encode(known[name].ref) for name in ADAPTERS]
 
@@ -136,10 +168,10 @@ def payloads(engines: AsyncLLM, folder: Path) -> dict[str, bytes]:
     return {**PAYLOADS, "lora.load": one, "lora.pin": one, "lora.unload": other}
 
 
-async def all_calls(engines: AsyncLLM, payloads: dict[str, bytes]) -> list[list[CallAnswer]]:
+async def all_calls(llm: AsyncLLM, payloads: dict[str, bytes]) -> list[list[CallAnswer]]:
     """Make all calls in order, without waiting for one before the next."""
     return await asyncio.wait_for(
-        asyncio.gather(*(engines.call(name, payloads.get(name, b"")) for name in ORDER)), TIMEOUT_S
+        asyncio.gather(*(llm.call(name, payloads.get(name, b"")) for name in ORDER)), TIMEOUT_S
     )
 
 
@@ -161,10 +193,11 @@ def errors_of(answers: Sequence[list[CallAnswer]], rank: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_calls_are_done_by_both_engines(engines: AsyncLLM, payloads: dict[str, bytes]) -> None:
+def test_calls_are_done_by_both_engines(engines: Engines, payloads: dict[str, bytes]) -> None:
     async def main() -> None:
-        answers = await all_calls(engines, payloads)
-        assert errors_of(answers, 0) == errors_of(answers, 1) == {}
+        for llm in engines.servers:
+            answers = await all_calls(llm, payloads)
+            assert errors_of(answers, 0) == errors_of(answers, 1) == {}
         files = [msgspec.json.decode(each.ranks[0])["file"] for each in answers[-1]]
         assert [Path(file).name.split(".")[:2] for file in files] == [
             ["engine0", "rank0"],
@@ -176,36 +209,36 @@ def test_calls_are_done_by_both_engines(engines: AsyncLLM, payloads: dict[str, b
 
 @pytest.mark.slow
 def test_calls_are_not_done_by_an_engine_that_dies_meanwhile(
-    engines: AsyncLLM, payloads: dict[str, bytes]
+    engines: Engines, payloads: dict[str, bytes]
 ) -> None:
     async def main() -> None:
-        os.kill(child(engines, 0).pid, signal.SIGSTOP)
-        calls = asyncio.ensure_future(all_calls(engines, payloads))
-        supervised = engines._client.engines[0].supervised
+        engines.kill(0, signal.SIGSTOP)
+        calls = asyncio.ensure_future(all_calls(engines.llm, payloads))
+        supervised = engines.supervised(0)
         await until(lambda: len(supervised._calls) == len(ORDER))
-        os.kill(child(engines, 0).pid, signal.SIGKILL)
+        engines.kill(0)
         answers = await calls
         assert errors_of(answers, 1) == {}
         found = errors_of(answers, 0)
         assert set(found) == set(ORDER)
         assert all(DIED in error for error in found.values())
-        await until(lambda: states(engines) == ["ready"] * 2)
+        await until(lambda: engines.states() == ["ready"] * 2)
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
 def test_calls_wait_for_an_engine_that_restarts(
-    engines: AsyncLLM, payloads: dict[str, bytes]
+    engines: Engines, payloads: dict[str, bytes]
 ) -> None:
     async def main() -> None:
-        supervised = engines._client.engines[0].supervised
+        supervised = engines.supervised(0)
         may_restart = threading.Event()
         pause = supervised._pause
         supervised._pause = may_restart.wait
-        os.kill(child(engines, 0).pid, signal.SIGKILL)
-        await until(lambda: states(engines)[0] == "restarting")
-        calls = asyncio.ensure_future(all_calls(engines, payloads))
+        engines.kill(0)
+        await until(lambda: engines.states()[0] == "restarting")
+        calls = asyncio.ensure_future(all_calls(engines.llm, payloads))
         await until(lambda: len(supervised._calls._waiting) == len(ORDER))
         assert not calls.done()
         supervised._pause = pause
@@ -221,28 +254,28 @@ def test_calls_wait_for_an_engine_that_restarts(
 
 
 @pytest.mark.slow
-def test_calls_that_only_read_do_not_wait_for_an_engine_that_restarts(engines: AsyncLLM) -> None:
+def test_calls_that_only_read_do_not_wait_for_an_engine_that_restarts(engines: Engines) -> None:
     async def main() -> None:
-        supervised = engines._client.engines[0].supervised
+        supervised = engines.supervised(0)
         may_restart = threading.Event()
         pause = supervised._pause
         supervised._pause = may_restart.wait
-        os.kill(child(engines, 0).pid, signal.SIGKILL)
-        await until(lambda: states(engines)[0] == "restarting")
-        reading_calls(engines.registry).add("memory.owners")
-        restarting, ready = await asyncio.wait_for(engines.call("memory.owners"), TIMEOUT_S)
+        engines.kill(0)
+        await until(lambda: engines.states()[0] == "restarting")
+        reading_calls(engines.llm.registry).add("memory.owners")
+        restarting, ready = await asyncio.wait_for(engines.llm.call("memory.owners"), TIMEOUT_S)
         assert (restarting.error, restarting.died) == ("it is restarting", False)
         assert has_done(ready)
         supervised._pause = pause
         may_restart.set()
-        await until(lambda: states(engines) == ["ready"] * 2)
-        assert all(has_done(each) for each in await engines.call("memory.owners"))
-        reading_calls(engines.registry).clear()
+        await until(lambda: engines.states() == ["ready"] * 2)
+        assert all(has_done(each) for each in await engines.llm.call("memory.owners"))
+        reading_calls(engines.llm.registry).clear()
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_unknown_call_is_refused(engines: AsyncLLM) -> None:
+def test_unknown_call_is_refused(engines: Engines) -> None:
     with pytest.raises(InvalidRequest, match=r"no feature that is on answers the call 'lora\.eat'"):
-        asyncio.run(engines.call("lora.eat"))
+        asyncio.run(engines.llm.call("lora.eat"))
