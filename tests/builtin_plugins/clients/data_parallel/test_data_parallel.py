@@ -65,8 +65,9 @@ def test_requests_go_on_in_another_engine_before_theirs_is_back(
     llama: str, numbers: tuple[int, ...]
 ) -> None:
     async def main(engine: AsyncLLM) -> None:
-        expected = await asyncio.gather(*(collect(engine, i) for i in numbers))
-        tasks = [asyncio.ensure_future(collect(engine, i)) for i in numbers]
+        # Long enough that none ends before all have begun.
+        expected = await asyncio.gather(*(collect(engine, i, max_tokens=400) for i in numbers))
+        tasks = [asyncio.ensure_future(collect(engine, i, max_tokens=400)) for i in numbers]
         client = engine._client
         await until(lambda: len(client._routed) == len(numbers) and not client._waiting)
         killed = next(iter(client._routed.values())).engine.index
@@ -210,17 +211,20 @@ def test_clients_that_leave_at_once_leave_nothing(
 @pytest.mark.slow
 def test_an_engine_that_is_given_up_leaves_its_requests_to_the_others(llama: str) -> None:
     async def main(engine: AsyncLLM) -> None:
-        expected = await streams(engine, 1, 6)
-        task = asyncio.ensure_future(streams(engine, 1, 6))
+        async def answers() -> list[dict[str, Any]]:
+            return await asyncio.gather(*(collect(engine, i, max_tokens=400) for i in range(6)))
+
+        expected = await answers()
+        task = asyncio.ensure_future(answers())
         await until(lambda: len(engine._client._routed) == 7 and not engine._client._waiting)
         os.kill(child(engine, 0).pid, signal.SIGKILL)
         assert await asyncio.wait_for(task, TIMEOUT_S) == expected
         await until(lambda: states(engine) == ["dead", "ready"])
         assert engine.state() == "ready"
-        assert await streams(engine, 1, 6) == expected
+        assert await answers() == expected
         assert "engine 0: dead" in engine.health()["reason"]
-        answers = await engine.call("reset_prefix_cache")
-        assert [bool(each.error) for each in answers] == [True, False]
+        reset = await engine.call("reset_prefix_cache")
+        assert [bool(each.error) for each in reset] == [True, False]
 
     with running(llama, max_restarts=0) as engine:
         asyncio.run(main(engine))
