@@ -1,5 +1,12 @@
-"""Cores and thread priorities, with the promises of `core.api`."""
+"""Cores, thread priorities and container limits, with the promises of `core.api`."""
 
+from builtin_plugins.platforms.cgroup import cpu_quota, memory_limit_bytes, tightest_memory_limit
 from builtin_plugins.platforms.machine import lower_thread_priority, usable_cores
 
-__all__ = ["lower_thread_priority", "usable_cores"]
+__all__ = [
+    "cpu_quota",
+    "lower_thread_priority",
+    "memory_limit_bytes",
+    "tightest_memory_limit",
+    "usable_cores",
+]

@@ -8,10 +8,12 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from builtin_plugins.platforms.cgroup import cpu_quota
 
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+
+def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores this process can use: affinity mask and
-    container quota.
+    CPU quota of its container.
 
     At least 1.
     """
@@ -19,11 +21,9 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    limit = cgroup / "cpu.max"
-    if limit.exists():
-        quota, period = limit.read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
+    quota = cpu_quota(root)
+    if quota is not None:
+        cores = min(cores, math.ceil(quota))
     return max(1, cores)
 
 

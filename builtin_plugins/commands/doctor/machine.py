@@ -20,6 +20,7 @@ from typing import Final
 
 from builtin_plugins.commands.doctor.finding import Finding, judge
 from builtin_plugins.commands.sizes import show_bytes
+from builtin_plugins.platforms.api import cpu_quota, tightest_memory_limit
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -87,7 +88,7 @@ def check_processor(root: Path = ROOT) -> Iterator[Finding]:
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    quota = _cpu_quota(root)
+    quota = cpu_quota(root)
     limited = quota is not None and quota < usable
     yield judge(
         "cores",
@@ -104,11 +105,14 @@ def check_memory(root: Path = ROOT) -> Iterator[Finding]:
     facts = dict(_lines(root / "proc/meminfo"))
     if "MemAvailable" in facts:
         free, total = (int(facts[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-        limit, used = _container_memory(root)
+        limit = tightest_memory_limit(root)
         text = f"{show_bytes(free)} free of {show_bytes(total)}"
         if limit is not None:
-            free = min(free, limit - used)
-            text += f"; container: {show_bytes(limit - used)} free of {show_bytes(limit)}"
+            free = min(free, limit.free_bytes)
+            text += (
+                f"; container: {show_bytes(limit.free_bytes)} free of "
+                f"{show_bytes(limit.limit_bytes)}"
+            )
         yield judge(
             "memory",
             text,
@@ -228,34 +232,6 @@ def _is_left_over(folder: Path) -> bool:
 def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) not in REFUSED
-
-
-def _cpu_quota(root: Path) -> float | None:
-    """Return the CPU quota of the container in cores; None for no limit."""
-    words = _words(root / "sys/fs/cgroup/cpu.max")
-    if len(words) == 2 and words[0].isdigit():
-        return int(words[0]) / int(words[1])
-    return None
-
-
-def _container_memory(root: Path) -> tuple[int | None, int]:
-    """Return the memory limit of the container (None for no limit) and its use, in bytes."""
-    folder = root / "sys/fs/cgroup"
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        words = _words(folder / limit), _words(folder / used)
-        if all(words) and words[0][0].isdigit() and int(words[0][0]) < NO_LIMIT:
-            return int(words[0][0]), int(words[1][0])
-    return None, 0
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
 
 
 def _lines(file: Path) -> list[tuple[str, str]]:

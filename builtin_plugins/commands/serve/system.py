@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from builtin_plugins.platforms.api import memory_limit_bytes
 from core.api import ConfigError
 
 MIN_BYTES: Final = 256 * 1024**2
@@ -30,7 +31,7 @@ M_MMAP_THRESHOLD: Final = -3
 """See mallopt(3)."""
 
 
-def memory_limit(given: int | None, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def memory_limit(given: int | None, root: Path = Path("/")) -> int:
     """Return the limit in bytes, 0 for none.
 
     Raises `ConfigError` for a limit below the minimum.
@@ -42,9 +43,9 @@ def memory_limit(given: int | None, cgroup: Path = Path("/sys/fs/cgroup")) -> in
             )
         return given
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroup / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
+    container = memory_limit_bytes(root)
+    if container is not None:
+        total = min(total, container)
     minimum, maximum = DEFAULT_RANGE_BYTES
     return max(minimum, min(maximum, total // 4))
 

@@ -16,6 +16,7 @@ from core_kernels.speed import prefers_int8
 
 from builtin_plugins.clients.api import ranks_here
 from builtin_plugins.launchers.api import ranks_per_node
+from builtin_plugins.platforms.cgroup import memory_limit_bytes, tightest_memory_limit
 from builtin_plugins.platforms.cpu.prefault import PrefaultedPages, keep_freed_pages
 from builtin_plugins.platforms.cpu.recorded import MAX_RECORDED_TOKENS, RecordedModel
 from builtin_plugins.platforms.machine import usable_cores
@@ -208,32 +209,26 @@ def num_ranks(config: EngineConfig) -> int:
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 
-def free_memory_bytes(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int:
+def free_memory_bytes(root: Path = Path("/")) -> int:
     """Return the free bytes of the machine, or of its container if that is less."""
     free = 8 * GIB  # a default for systems without this file, such as macOS
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024 or free
-    limit = cgroup / "memory.max"
-    used = cgroup / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return max(0, free)
+    limit = tightest_memory_limit(root)
+    return free if limit is None else min(free, limit.free_bytes)
 
 
-def all_memory_bytes(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int:
+def all_memory_bytes(root: Path = Path("/")) -> int:
     """Return the memory bytes of the machine, or its container's limit if that is less."""
     total = 1 << 62  # no limit is known
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         total = int(lines.get("MemTotal", "0 kB").split()[0]) * 1024 or total
-    limit = cgroup / "memory.max"
-    text = limit.read_text().strip() if limit.exists() else ""
-    return min(total, int(text)) if text.isdigit() else total
+    limit_bytes = memory_limit_bytes(root)
+    return total if limit_bytes is None else min(total, limit_bytes)
 
 
 def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:

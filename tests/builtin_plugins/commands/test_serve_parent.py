@@ -38,9 +38,11 @@ GIB = 1024**3
 def test_default_memory_limit_is_a_share_of_the_memory(tmp_path: Path) -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory_limit(None, tmp_path) == max(GIB, min(8 * GIB, total // 4))
-    (tmp_path / "memory.max").write_text("max\n")
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("max\n")
     assert memory_limit(None, tmp_path) == max(GIB, min(8 * GIB, total // 4))
-    (tmp_path / "memory.max").write_text(f"{2 * GIB}\n")
+    limit.write_text(f"{2 * GIB}\n")
     assert memory_limit(None, tmp_path) == GIB
     assert memory_limit(0) == 0
     assert memory_limit(3 * GIB) == 3 * GIB

@@ -17,22 +17,6 @@ from core.testing import conformance
 GIB = 1 << 30
 
 
-def test_free_memory_is_memavailable(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
-    assert cpu.free_memory_bytes(meminfo, tmp_path) == 8 * GIB
-
-
-def test_container_limit_reduces_free_memory(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemAvailable: 8388608 kB\n")
-    (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
-    (tmp_path / "memory.current").write_text(f"{GIB}\n")
-    assert cpu.free_memory_bytes(meminfo, tmp_path) == 2 * GIB
-    (tmp_path / "memory.max").write_text("max\n")
-    assert cpu.free_memory_bytes(meminfo, tmp_path) == 8 * GIB
-
-
 def test_kv_memory_uses_flag_or_bounded_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,16 +94,6 @@ def test_ranks_share_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", conformance.cases("platform_cpu"), ids=str)
 def test_cpu_platform_passes_platform_suite(case: conformance.Case) -> None:
     case()
-
-
-def test_total_memory_is_machine_or_container_limit(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 16777216 kB\n")
-    assert cpu.all_memory_bytes(meminfo, tmp_path) == 16 * GIB
-    (tmp_path / "memory.max").write_text("max\n")
-    assert cpu.all_memory_bytes(meminfo, tmp_path) == 16 * GIB
-    (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
-    assert cpu.all_memory_bytes(meminfo, tmp_path) == 3 * GIB
 
 
 def test_kv_cache_above_machine_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

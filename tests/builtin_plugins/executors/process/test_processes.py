@@ -16,7 +16,6 @@ import pytest
 from builtin_plugins.executors.process.channel import Channel
 from builtin_plugins.executors.process.messages import Connected, Failed, Heartbeat, Start
 from builtin_plugins.executors.process.spawn import HOME, Child, oom_kill_count, thread_environment
-from builtin_plugins.platforms.api import usable_cores
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
 from core.plugin import make_plan
@@ -186,15 +185,6 @@ def test_messages_arrive_in_order_in_both_directions():
     ]
     child.close()
     parent.close()
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)]
-)
-def test_usable_cores_respect_the_cgroup_quota(tmp_path: Path, quota: str, cores: int | None):
-    everything = usable_cores(tmp_path)
-    (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    assert usable_cores(tmp_path) == (everything if cores is None else min(cores, everything))
 
 
 @pytest.mark.parametrize(
