@@ -10,21 +10,62 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from core.log_pipe import LogPipe
+
 OURS = ("core", "builtin_plugins", "core_kernels")
 PAUSE_S: Final = 60.0
 """Seconds between two log lines about the same subject."""
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`, which may be replaced after the logging is set up."""
+    """Writes to the current `sys.stderr`, which may be replaced after the logging is set up.
+
+    Lines that a pipe has no room for are dropped and counted: nothing waits for its reader.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self._pipe: LogPipe | None = None
+        self._num_dropped = 0
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         """The current standard error."""
         return sys.stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line of a record."""
+        pipe = self._current_pipe()
+        if pipe is None:
+            super().emit(record)
+            return
+        try:
+            if self._num_dropped and pipe.write(self._line(self._report())):
+                self._num_dropped = 0
+            if self._num_dropped or not pipe.write(self._line(record)):
+                self._num_dropped += 1
+        except Exception:  # noqa: BLE001 - as logging's own handlers
+            self.handleError(record)
+
+    def _current_pipe(self) -> LogPipe | None:
+        try:
+            descriptor = self.stream.fileno()
+            if self._pipe is None or not self._pipe.is_open(descriptor):
+                if self._pipe is not None:
+                    self._pipe.close()
+                self._pipe = None
+                self._pipe = LogPipe(descriptor)
+        except (AttributeError, OSError, ValueError):  # closed, no file, or no pipe
+            return None
+        return self._pipe
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}{self.terminator}".encode(errors="backslashreplace")
+
+    def _report(self) -> logging.LogRecord:
+        message = "standard error was not read: %d log lines are lost"
+        arguments = (self._num_dropped,)
+        return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, arguments, None)
 
 
 class JsonFormatter(logging.Formatter):

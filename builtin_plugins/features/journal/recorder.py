@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from builtin_plugins.features.journal.background_file import BackgroundFile
 from core.api import EngineError
 from core.api.execution import StepPlan
 from core.testing.journal import EXTENSION, LENGTH_BYTES, RECORDED, Frame, header_of
@@ -42,7 +42,7 @@ class Journal:
         self, path: str, scheduler: Any, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
-            self._file: BinaryIO | None = open(path, "wb")  # noqa: SIM115 - closed by close()
+            self._file: BackgroundFile | None = BackgroundFile(path)
         except OSError as error:
             raise EngineError(
                 f"--journal {path} cannot be written: {error.strerror}. Name another file."
@@ -95,12 +95,13 @@ class Journal:
         data = self._codec.encode(frame)
         try:
             self._file.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
-        except OSError as error:
-            log.error("--journal ends here, requests go on: %s", error)
+        except OSError:
             self._close_file()
 
     def _close_file(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # the disk is full
+        try:
+            if self._file is not None:
                 self._file.close()
-            self._file = None
+        except OSError as error:  # the disk is full or slow
+            log.error("--journal ends here, requests go on: %s", error)
+        self._file = None
