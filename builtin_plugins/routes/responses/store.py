@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -36,7 +37,7 @@ MAX_CHAIN_ITEMS: Final = 50_000
 DECODED_ITEM_BYTES: Final = 1024
 """Size of a decoded item in addition to its JSON text."""
 MAX_WAIT_S: Final = 10.0
-"""Longest wait of a request for a connection to the database."""
+"""Longest time of a transaction, and of the wait for a connection to the database."""
 COMPLETE_WITHIN_S: Final = 5.0
 """Time in which completing a response is tried again, such as during a restart of the database."""
 RETRY_S: Final = 0.25
@@ -97,9 +98,17 @@ class ResponseStore:
 
         A pinned response, which runs in the background, is not evicted before it is complete.
         """
-        return await self._write(
+        is_stored = await self._write(
             lambda tables: tables.add(owner, response_id, items, previous, pinned=pinned)
         )
+        if not is_stored:  # but a slow disk may store it later
+            self._threads.submit(self._drop, owner, response_id)
+        return is_stored
+
+    def _drop(self, owner: str, response_id: str) -> None:
+        work = partial(self._work, lambda tables: tables.drop_incomplete(owner, response_id))
+        with suppress(DatabaseUnavailable):
+            self._database.transaction(work, writes=True)
 
     async def complete(self, response: dict[str, Any]) -> bool:
         """Store a complete response, unless its input has been evicted; return whether it is."""
@@ -235,12 +244,18 @@ class ResponseStore:
     async def _in_thread(self, work: Callable[[ResponseTables], T], *, writes: bool) -> T:
         latest_s = time.monotonic() + MAX_WAIT_S
 
-        def transaction() -> T:
+        def in_time(connection: Connection) -> T:
+            result = self._work(work, connection)
             if time.monotonic() > latest_s:
-                raise DatabaseUnavailable(f"no connection was free within {MAX_WAIT_S:g} s")
-            return self._database.transaction(partial(self._work, work), writes=writes)
+                raise _too_slow()  # its request has gone on
+            return result
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, transaction)
+        transaction = partial(self._database.transaction, in_time, writes=writes)
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):  # cancels it if it has not begun
+                return await asyncio.get_running_loop().run_in_executor(self._threads, transaction)
+        except TimeoutError:
+            raise _too_slow() from None
 
     def _work(self, work: Callable[[ResponseTables], T], connection: Connection) -> T:
         return work(ResponseTables(connection, self._shares, self._server))
@@ -267,6 +282,10 @@ class ResponseStore:
                 self._threads.submit(self._beat).result()
             except DatabaseUnavailable as error:
                 self._report(error)
+
+
+def _too_slow() -> DatabaseUnavailable:
+    return DatabaseUnavailable(f"a transaction takes longer than {MAX_WAIT_S:g} s")
 
 
 def _places(

@@ -49,7 +49,7 @@ class ResponseTables(TableReader):
         encoded = [msgspec.json.encode(item) for item in items]
         size = ITEM_BYTES + _size(items, encoded)
         # The API process before may have left it, if it is made again.
-        self.delete("id = ? AND owner = ? AND complete = 0", response_id, owner)
+        self.drop_incomplete(owner, response_id)
         if not self._make_room(owner, size):
             return False
         (number,) = self._execute(
@@ -95,6 +95,10 @@ class ResponseTables(TableReader):
         self._add_items(number, num_input, output, encoded, is_output=1)
         self._count(owner, size)
         return True
+
+    def drop_incomplete(self, owner: str, response_id: str) -> None:
+        """Delete a response that is not complete, if there is one."""
+        self.delete("id = ? AND owner = ? AND complete = 0", response_id, owner)
 
     def delete(self, which: str, *values: str | int) -> bool:
         """Delete responses by a condition; return whether there were any."""

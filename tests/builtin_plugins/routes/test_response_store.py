@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from fastapi import HTTPException
 
+from builtin_plugins.routes.responses import store as store_module
 from builtin_plugins.routes.responses import table_reader
 from builtin_plugins.routes.responses.conformance import CHECKS, Check, item, keep
+from builtin_plugins.routes.responses.database import Connection
 from builtin_plugins.routes.responses.databases import open_database
 from builtin_plugins.routes.responses.sqlite_database import SqliteDatabase
 from builtin_plugins.routes.responses.store import MAX_CHAIN_ITEMS, ResponseStore
 from core.api import ConfigError, EngineConfig, InvalidRequest
+from tests.timeouts import TIMEOUT_S
 
 ITEMS = 320
 
@@ -61,6 +67,46 @@ def test_full_disk_stores_nothing_and_fails_no_answer(tmp_path: Path) -> None:
         )
         assert not await store.add("a", "resp_2", [item("in_2", 1 << 20)])
         assert await store.get("a", "resp_1") is not None
+
+    asyncio.run(run())
+
+
+class StuckDatabase(SqliteDatabase):
+    """A database whose disk does not answer while `answers` is cleared."""
+
+    def __init__(self, *, commits: bool) -> None:
+        """`commits`: a transaction changes the file before it gets stuck."""
+        self.answers = threading.Event()
+        self.answers.set()
+        self._commits = commits
+        super().__init__("")
+
+    def transaction(self, work: Callable[[Connection], Any], *, writes: bool) -> Any:
+        if not self._commits:
+            self.answers.wait()
+        result = super().transaction(work, writes=writes)
+        self.answers.wait()
+        return result
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_stuck_disk_stores_nothing_and_holds_no_answer(
+    monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    async def run() -> None:
+        database = StuckDatabase(commits=commits)
+        store = ResponseStore(database, 1 << 20)
+        await keep(store, 1)
+        monkeypatch.setattr(store_module, "MAX_WAIT_S", 0.01)
+        database.answers.clear()
+        assert not await store.add("a", "resp_2", [item("in_2")], pinned=True)
+        with pytest.raises(HTTPException, match="503"):
+            await store.get("a", "resp_1")
+        monkeypatch.setattr(store_module, "MAX_WAIT_S", TIMEOUT_S)
+        database.answers.set()
+        assert await store.get("a", "resp_1") is not None
+        assert not await store.complete({"id": "resp_2", "output": []})
+        store.close()
 
     asyncio.run(run())
 
