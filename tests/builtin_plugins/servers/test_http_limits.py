@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import logging
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import httpx
 import pytest
@@ -441,6 +443,21 @@ def test_freed_memory_returns_to_the_system_periodically(monkeypatch):
     monkeypatch.setattr(server_module, "trim_memory", trimmed.set)
     with Served():
         assert trimmed.wait(TIMEOUT_S)
+
+
+def test_old_cycles_are_collected_periodically(monkeypatch):
+    class Cycle:
+        pass
+
+    monkeypatch.setattr(server_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(server_module, "TRIM_S", 0.0)
+    cycle = Cycle()
+    cycle.itself = cycle
+    found = weakref.ref(cycle)
+    gc.collect()  # now it is in the oldest generation
+    with Served():
+        del cycle
+        until(lambda: found() is None)
 
 
 def test_trimming_returns_pages_between_blocks_in_use():

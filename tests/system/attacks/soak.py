@@ -111,6 +111,22 @@ class Memory:
                 found[name] = private_bytes(pid)
         self.samples.append((time.monotonic(), found))
 
+    def quarters(self) -> str:
+        """Return the median of the first 12 samples and of each quarter, in MiB by process."""
+        quarter = max(1, len(self.samples) // 4)
+        parts = {"start": self.samples[:12]} | {
+            f"quarter {i + 1}": self.samples[i * quarter : (i + 1) * quarter] for i in range(4)
+        }
+        lines = []
+        for label, samples in parts.items():
+            names = sorted({name for _, found in samples for name in found})
+            sizes = (
+                (name, median(found[name] for _, found in samples if name in found) / (1 << 20))
+                for name in names
+            )
+            lines.append(f"{label}: " + ", ".join(f"{name} {size:.1f}" for name, size in sizes))
+        return "\n".join(lines)
+
     def growth(self) -> dict[str, float]:
         """Return the last quarter's median over the second quarter's, by process."""
         quarter = len(self.samples) // 4
@@ -203,6 +219,14 @@ class Soak:
         for fault in self.tally.faults[reported:]:
             report(fault)
 
+    def grown(self) -> dict[str, float]:
+        """Return the growth of what grew too much; killed processes began again."""
+        return {
+            name: ratio
+            for name, ratio in self.memory.growth().items()
+            if ratio > FLAT and not (self.num_kills and name in KILLED)
+        }
+
     def _send_batch(self, generator: RequestGenerator, key: str) -> None:
         for _ in range(BATCH):
             with self._lock:
@@ -275,8 +299,8 @@ def soak(
 ) -> Soak:
     """Run against a new server; it must end with status 0."""
     keys = ("--api-key", KEY, "--api-key", OTHER_KEY)
-    # A small KV cache: its memory counts once it was written to.
-    small = ("--kv-cache-memory-bytes", "32M")
+    # A small KV cache and response store: their memory counts once it was written to.
+    small = ("--kv-cache-memory-bytes", "32M", "--responses-store-bytes", str(1 << 20))
     quiet = ("--disable-uvicorn-access-log", "--log-level", "error")
     with start_server(*keys, *small, *quiet) as server:
         run = Soak(server, seed)
@@ -295,14 +319,14 @@ def main() -> int:
     args = parser.parse_args()
     run = soak(args.seconds, args.seed, args.kill_every, partial(print, flush=True))
     print(run.memory.table())
+    print(run.memory.quarters())
     growth = run.memory.growth()
     print(
         f"{run.tally.sent} requests of seed {args.seed}, {run.num_kills} kills; answers by status: "
         f"{dict(sorted(run.tally.by_status.items()))}; memory of the last quarter over the second: "
         + ", ".join(f"{name} {ratio:.3f}" for name, ratio in growth.items())
     )
-    is_flat = args.kill_every or all(ratio <= FLAT for ratio in growth.values())
-    return 0 if is_flat and not run.tally.faults else 1
+    return 1 if run.grown() or run.tally.faults else 0
 
 
 if __name__ == "__main__":
