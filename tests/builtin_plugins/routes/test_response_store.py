@@ -72,7 +72,7 @@ def test_full_disk_stores_nothing_and_fails_no_answer(tmp_path: Path) -> None:
 
 
 class StuckDatabase(SqliteDatabase):
-    """A database whose disk does not answer while `answers` is cleared."""
+    """A database on a disk that does not answer while `answers` is cleared."""
 
     def __init__(self, *, commits: bool) -> None:
         """`commits`: a transaction changes the file before it gets stuck."""

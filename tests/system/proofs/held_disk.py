@@ -16,7 +16,7 @@ SOURCE: Final = Path(__file__).with_name("held_disk.c")
 
 @dataclass(frozen=True)
 class HeldDisk:
-    """A folder whose files can be held, for all processes that start from now on."""
+    """A folder with files that can be held, for all processes that start from now on."""
 
     folder: Path
     flag: Path
