@@ -1,6 +1,4 @@
-"""Configuration files: TOML and YAML, with flat keys or tables per section or
-plugin.
-"""
+"""Configuration files: TOML and YAML, with flat keys or tables per section or plugin."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ from typing import Any
 
 from core.config.fields import OPTIONS, Field, FieldTable
 from core.errors import ConfigError, did_you_mean
+from core.option_files import MAX_YAML_BYTES, parse_nested, parse_yaml, read_option_text
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed file; its keys are looked up once the plugins' options are
-    known.
-    """
+    """A parsed file; its keys are looked up once the plugins' options are known."""
 
     path: Path
     text: str
@@ -93,36 +90,23 @@ class ConfigFile:
 def read_config_file(path: str) -> ConfigFile:
     """Return a .toml, .yaml or .yml file. Raises `ConfigError` naming file, line and fault."""
     file = Path(path).expanduser()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot be read: {error}") from error
-    if file.suffix == ".toml":
-        try:
-            content: Any = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    elif file.suffix in (".yaml", ".yml"):
-        content = _yaml(path, text)
-    else:
+    if file.suffix not in (".toml", ".yaml", ".yml"):
         raise ConfigError(
             f"--config {path}: unknown kind of file {file.suffix!r}; use .toml, .yaml or .yml."
         )
+    text = read_option_text("--config", file, MAX_YAML_BYTES)
+    kind = "TOML" if file.suffix == ".toml" else "YAML"
+    content: Any = parse_nested(
+        tomllib.loads if kind == "TOML" else parse_yaml,
+        text,
+        lambda error: ConfigError(f"{path}: not valid {kind}: {error}"),
+    )
+    content = {} if content is None else content
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise ConfigError(
             f"{path}: must hold keys and values at its top, not {type(content).__name__}."
         )
     return ConfigFile(file, text, content)
-
-
-def _yaml(path: str, text: str) -> Any:
-    import yaml  # lazy: only needed for a YAML file
-
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    return {} if content is None else content
 
 
 def _line_of(lines: list[str], pattern: str, start: int) -> int:

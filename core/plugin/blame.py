@@ -1,6 +1,4 @@
-"""Attributes exceptions of plugin code: turns them into errors that name the
-plugin.
-"""
+"""Attributes exceptions of plugin code: turns them into errors that name the plugin."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class Blame(ContextDecorator):
         return named.client_message(request)
 
     def _plugin_error(self, error: BaseException) -> PluginError:
-        cause = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error!s:.1000}"
         message = (
             f"{self.plugin} {self.action} (process {self.process!r}): "
             f"{cause}. {self.plugin.disable_hint}"

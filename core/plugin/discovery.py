@@ -1,31 +1,32 @@
-"""Finds plugins in installed distributions and local files, without importing
-them.
-"""
+"""Finds plugins in installed distributions and local files, without importing them."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from importlib_metadata import entry_points
+from importlib_metadata import EntryPoint, distributions, entry_points
 
 import core
-from core.errors import ConfigError
+from core.errors import ConfigError, PluginError
+from core.option_files import read_option_bytes
 
 GROUP: Final = "engine.plugins"
 CORE: Final = "core"
 """Distribution of the builtin plugins."""
 OPT_IN: Final = "opt_in"
+OWN_PACKAGES: Final = ("builtin_plugins.", "core.")
+_NAME: Final = re.compile(r"\w[\w.-]{0,199}")
 
 
 class PluginRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin, found but not imported; plain data that is sent to every
-    process.
-    """
+    """One plugin, found but not imported; plain data that is sent to every process."""
 
     name: str
     target: str
@@ -77,41 +78,64 @@ KERNEL: Final = PluginRef(
 
 
 def discover() -> Iterator[PluginRef]:
-    """Yield the kernel plugin, then all installed ones by name; names may
-    occur twice.
+    """Yield the kernel plugin, then all installed ones by name; names may occur twice.
+
+    Raises `PluginError` for a distribution with broken metadata.
     """
     yield KERNEL
-    points = entry_points(group=GROUP)
+    try:
+        yield from _installed(entry_points(group=GROUP))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise PluginError(
+            f"{_find_broken()}: the metadata of this installed distribution cannot be read "
+            f"({error!r:.200}). Reinstall it, or remove the folder."
+        ) from error
+
+
+def _installed(points: Iterable[EntryPoint]) -> list[PluginRef]:
     # Reading a distribution's metadata is the slowest part, so it is cached.
-    distributions: dict[int, tuple[str, str]] = {}
+    found: dict[int, tuple[str, str]] = {}
+    refs = []
     for point in sorted(points, key=lambda p: (p.name, p.value)):
         dist = point.dist
         if dist is None:
             continue
-        if id(dist) not in distributions:
-            distributions[id(dist)] = (dist.name, dist.version)
-        name, version = distributions[id(dist)]
-        yield PluginRef(
+        if id(dist) not in found:
+            found[id(dist)] = (dist.name, dist.version)
+        name, version = found[id(dist)]
+        if not _NAME.fullmatch(point.name):
+            raise ValueError(f"{name} {version} has a plugin named {point.name!r:.100}")
+        ref = PluginRef(
             name=point.name,
             target=point.module,
             distribution=name,
             version=version,
-            builtin=name == CORE,
+            builtin=name == CORE and point.module.startswith(OWN_PACKAGES),
             opt_in=OPT_IN in point.extras,
         )
+        refs.append(ref)
+    return refs
+
+
+def _find_broken() -> str:
+    """Return the metadata folder of the first distribution that cannot be read."""
+    for dist in distributions():
+        try:
+            _installed(point for point in dist.entry_points if point.group == GROUP)
+        except (OSError, LookupError, TypeError, ValueError):
+            return str(getattr(dist, "_path", dist))
+    return "an installed distribution"
 
 
 def is_absent(ref: PluginRef) -> bool:
-    """Return whether the files of a builtin are missing from this
-    installation.
-    """
+    """Return whether the files of a builtin are missing from this installation."""
     return ref.builtin and module_file(ref.target) is None
 
 
 def local_plugin(written: str) -> PluginRef:
     """Return the plugin in `./file.py` or `pkg.module`. Raises `ConfigError` if there is none."""
     if looks_like_file(written):
-        file: Path | None = Path(written).expanduser().resolve()
+        file: Path | None = Path(os.path.realpath(Path(written).expanduser()))
         name = Path(written).stem
         target = str(file)
         if not target.endswith(".py"):
@@ -127,7 +151,7 @@ def local_plugin(written: str) -> PluginRef:
     if file is None or not file.is_file():
         kind = "file" if target.endswith(".py") else "module"
         raise ConfigError(f"--plugins {written}: there is no such {kind}.")
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_option_bytes(f"--plugins {written}:", file)).hexdigest()
     return PluginRef(name=name, target=target, named=True, sha256=sha256)
 
 
@@ -137,9 +161,7 @@ def looks_like_file(written: str) -> bool:
 
 
 def module_file(dotted: str) -> Path | None:
-    """Return the source file of a module without importing it; None if there
-    is none.
-    """
+    """Return the source file of a module without importing it; None if there is none."""
     top, _, rest = dotted.partition(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

@@ -1,6 +1,4 @@
-"""The plugin plan: the frozen set of plugins that every process of an engine
-loads.
-"""
+"""The plugin plan: the frozen set of plugins that every process of an engine loads."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigError, PluginError, did_you_mean
+from core.option_files import read_option_bytes
 from core.plugin.discovery import (
     KERNEL,
     PluginRef,
@@ -78,12 +77,12 @@ def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginP
 
 def read_lock(path: str) -> PluginPlan:
     """Return the plan in a lock file. Raises `ConfigError` if it cannot be read."""
+    advice = "Write it with `engine plugins lock`."
+    content = read_option_bytes("--plugins-lock", path, advice=advice)
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=PluginPlan)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            f"--plugins-lock {path} cannot be read: {error}. Write it with `engine plugins lock`."
-        ) from error
+        return msgspec.json.decode(content, type=PluginPlan)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"--plugins-lock {path} cannot be read: {error}. {advice}") from error
 
 
 def refuse_difference(plan: PluginPlan, process: str) -> None:

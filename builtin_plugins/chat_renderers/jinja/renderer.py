@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +21,7 @@ from builtin_plugins.chat_renderers.jinja.mending import alternatives, lost_mess
 from builtin_plugins.chat_renderers.jinja.messages import has_media, plain_messages
 from builtin_plugins.chat_renderers.surrogates import value_without_lone_surrogates
 from core.api import ConfigError, EngineConfig, InvalidRequest
+from core.api.config import read_option_text
 from core.api.models import ModelSource
 from core.api.serving import Tokenizer
 
@@ -32,6 +34,8 @@ _RESERVED = (
 )
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
 """Forms of a message's content for templates: as found in the template, a text, or parts."""
+MAX_TEMPLATE_BYTES: Final = 16 << 20
+"""Size limit of the file of `--chat-template`."""
 SHIPPED: Final = Path(__file__).parent / "templates"
 """Templates of model families without tool support in their own templates."""
 DEFAULT = "default"
@@ -279,18 +283,13 @@ def _templates(known: str | Mapping[str, str] | None, given: str | None) -> dict
     path = Path(given)
     shipped = {file.stem: file for file in SHIPPED.glob("*.jinja")}
     file = shipped.get(given, path)
-    if not file.exists():
+    if not os.path.exists(file):  # Path.exists raises where a name is too long for one
         file = shipped.get(
             path.name.removesuffix(".jinja").removeprefix("tool_chat_template_"), path
         )
-    try:
-        return {DEFAULT: file.read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
-        names = f" The model has: {', '.join(named)}." if len(named) > 1 else ""
-        raise ConfigError(
-            f"--chat-template {given} is no template and cannot be read as a file: {error}.{names} "
-            f"By name there are: {', '.join(sorted(shipped))}."
-        ) from error
+    names = f"The model has: {', '.join(named)}. " if len(named) > 1 else ""
+    advice = f"Name another file. {names}By name there are: {', '.join(sorted(shipped))}."
+    return {DEFAULT: read_option_text("--chat-template", file, MAX_TEMPLATE_BYTES, advice)}
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from builtin_plugins.clients.process.messages import FromEngine
 from builtin_plugins.executors.api import Child, Start
 from builtin_plugins.launchers.api import ChildProcess, Group, make_launcher
 from builtin_plugins.servers.api import Parent
-from core.api import EngineConfig, Registry
+from core.api import ConfigError, EngineConfig, Registry
+from core.api.config import create_option_file
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,8 @@ def next_start(start: Start, restarts: int) -> Start:
         return start
     journal = f"{journal}.{restarts}"
     try:
-        open(journal, "wb").close()
-    except OSError as error:
+        create_option_file("--journal", str(journal)).close()
+    except ConfigError as error:
         log.error("--journal ends here, requests go on: %s", error)
         journal = None
     config = dataclasses.replace(config, options={**config.options, "journal": journal})

@@ -7,12 +7,14 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from core.api import ConfigError
+from core.api.config import check_option_file, open_option_file, read_option_text
 
 if TYPE_CHECKING:
     import argparse
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from builtin_plugins.commands.bench.prompt_source import PromptSource
 
 
+FLAG: Final = "--dataset-path"
+MAX_DATASET_BYTES: Final = 2 << 30
+"""Size limit of a dataset that is read whole."""
 DatasetRow = tuple[Any, int, int]
 """Prompt, tokens to generate, tokens of the prompt."""
 SONNET_HEAD: Final = "Pick as many lines as you can from these poem lines:\n"
@@ -50,11 +55,12 @@ def sharegpt(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iter
     """First question and answer length of conversations in random order, without too short or long
     ones.
     """
-    path = Path(args.dataset_path)
+    path = args.dataset_path
+    text = read_option_text(FLAG, path, MAX_DATASET_BYTES)
     try:
-        turns = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]
+        turns = [entry["conversations"] for entry in json.loads(text)]
         pairs = [(t[0]["value"], t[1]["value"]) for t in turns if len(t) > 1]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f'{path}: not a list of objects with "conversations".') from error
     for question, answer in rng.sample(pairs, len(pairs)):
         prompt_tokens = units.count(question)
@@ -71,7 +77,7 @@ def sonnet(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterat
     """Lines of a poem: shared first lines, then random ones, up to the requested length."""
     lines = [
         line
-        for line in Path(args.dataset_path).read_text(encoding="utf-8").splitlines()
+        for line in read_option_text(FLAG, args.dataset_path, MAX_DATASET_BYTES).splitlines()
         if line.strip()
     ]
     if not lines:
@@ -104,15 +110,15 @@ def sonnet(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterat
 
 def burstgpt(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterator[DatasetRow]:
     """Prompt and answer lengths of GPT-4 requests, with random tokens."""
-    path = Path(args.dataset_path)
-    with path.open(encoding="utf-8", newline="") as file:
+    path = args.dataset_path
+    with _text_lines(path) as file:
         try:
             rows = [
                 (int(row["Request tokens"]), int(row["Response tokens"]))
                 for row in csv.DictReader(file)
                 if row["Model"] == "GPT-4"
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise ConfigError(
                 f'{path}: needs the columns "Model", "Request tokens" and "Response tokens".'
             ) from error
@@ -141,13 +147,18 @@ def spec_bench(args: argparse.Namespace, units: PromptSource, rng: Random) -> It
         yield prompt, args.spec_bench_output_len, units.count(prompt)
 
 
+def _text_lines(path: str | Path) -> TextIO:
+    """Return a file, open for reading line by line."""
+    return io.TextIOWrapper(open_option_file(FLAG, path), encoding="utf-8-sig", newline="")
+
+
 def _json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_option_text(FLAG, path, MAX_DATASET_BYTES).splitlines(), 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: not a JSON object: {error}.") from error
         if not isinstance(entry, dict):
             raise ConfigError(f'{path}, line {number}: not a JSON object with a "prompt".')
@@ -204,6 +215,7 @@ def rows(args: argparse.Namespace) -> Iterator[HfRow]:
         except (
             ValueError,
             OSError,
+            RecursionError,
             csv.Error,
         ) as error:  # includes pyarrow's errors
             raise ConfigError(f"--dataset-path {file}: cannot be read: {error}.") from error
@@ -291,7 +303,7 @@ def _length(row: HfRow, args: argparse.Namespace, units: PromptSource) -> int:
 
 def _json(file: Path) -> Iterator[HfRow]:
     """Yield the objects of a list, or of an object's only list, such as `{"data": [...]}`."""
-    text = file.read_text(encoding="utf-8")
+    text = read_option_text(FLAG, file, MAX_DATASET_BYTES)
     try:
         value = json.loads(text)
     except ValueError:
@@ -304,7 +316,7 @@ def _json(file: Path) -> Iterator[HfRow]:
 
 
 def _read_json_lines(file: Path) -> Iterator[HfRow]:
-    with file.open(encoding="utf-8") as lines:
+    with _text_lines(file) as lines:
         yield from (_row(json.loads(line)) for line in lines if line.strip())
 
 
@@ -315,7 +327,7 @@ def _row(value: Any) -> HfRow:
 
 
 def _csv(file: Path) -> Iterator[HfRow]:
-    with file.open(encoding="utf-8", newline="") as lines:
+    with _text_lines(file) as lines:
         yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
 
 
@@ -325,6 +337,7 @@ def _parquet(file: Path) -> Iterator[HfRow]:
             f"--dataset-path {file}: needs pyarrow, which is not installed: `pip install "
             "core[bench]`."
         )
+    check_option_file(FLAG, file)
     parquet = importlib.import_module("pyarrow.parquet")  # lazy: optional extra
     for batch in parquet.ParquetFile(file).iter_batches():
         yield from batch.to_pylist()

@@ -6,10 +6,10 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from core.api import ConfigError
+from core.api.config import read_option_json
 
 Settings = Mapping[str, Any]
 
@@ -39,10 +39,7 @@ def read_settings(flag: str, path: str | None) -> list[Settings]:
     """
     if path is None:
         return [{}]
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}.") from error
+    value = read_option_json(flag, path)
     if isinstance(value, dict):
         value = [
             {"_name": name, **each} if isinstance(each, dict) else each

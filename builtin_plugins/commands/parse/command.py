@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from builtin_plugins.model_sources.api import read_settings_object, read_settings_text
 from builtin_plugins.output_parsers.api import (
     ArgumentsPiece,
     CallBegun,
@@ -21,6 +22,7 @@ from builtin_plugins.output_parsers.api import (
     suggest_parsers,
 )
 from core.api import ConfigError, did_you_mean
+from core.api.config import read_option_json
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +87,7 @@ class Parse:
             names = {kind: names[kind] or one for kind, one in zip(FLAGS, found, strict=True)}
         described = find_response_template(Path(args.model)) if args.model is not None else None
         chosen = {kind: find_format(kind, names[kind], formats[kind], described) for kind in FLAGS}
-        tools = read_file(args.tools) if args.tools else []
+        tools = read_option_json("--tools", args.tools) if args.tools else []
         chunked = args.chunk_size is not None or args.seed is not None
         template_kwargs = json_value("--template-kwargs", args.template_kwargs)
         request = ParseRequest(
@@ -137,8 +139,11 @@ def find_template(folder: Path) -> str:
     """Return the chat template in a model folder. Raises `ConfigError` for none."""
     for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            text = (folder / name).read_text(encoding="utf-8")
-            template = text if name.endswith("jinja") else json.loads(text).get("chat_template")
+            template = (
+                read_settings_text(folder / name)
+                if name.endswith("jinja")
+                else read_settings_object(folder / name).get("chat_template")
+            )
             if template:
                 return (
                     template
@@ -154,26 +159,16 @@ def find_template(folder: Path) -> str:
 def find_response_template(folder: Path) -> Mapping[str, Any] | None:
     """Return the response template in a model folder; None for none."""
     path = folder / "tokenizer_config.json"
-    stated = json_value(str(path), path.read_text(encoding="utf-8")) if path.is_file() else None
-    template = stated.get("response_template") if isinstance(stated, Mapping) else None
+    stated = read_settings_object(path) if path.is_file() else {}
+    template = stated.get("response_template")
     return template if isinstance(template, Mapping) else None
-
-
-def read_file(path: str) -> Any:
-    """Return the content of a JSON file. Raises `ConfigError` for an invalid file."""
-    try:
-        return json_value(path, Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"--tools: got {path}; cannot read the file: {error.strerror}."
-        ) from error
 
 
 def json_value(source: str, text: str) -> Any:
     """Return a parsed JSON value. Raises `ConfigError` for invalid JSON."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: expected JSON: {error}.") from error
 
 

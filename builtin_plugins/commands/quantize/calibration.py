@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from core.api import ConfigError, EngineConfig, SamplingParams
+from core.api.config import read_option_text
 from core.models.layers.experts import Experts
 from core.models.layers.linear import Linear
 
@@ -67,10 +68,7 @@ def read_text(
     """
     from core import LLM  # lazy: only needed here
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--scales {path} cannot be read as text: {error}.") from error
+    text = read_option_text("--scales", path)
     inputs = Inputs()
     with LLM.from_config(config, registry) as llm:
         tokenizer = llm.get_tokenizer()

@@ -9,9 +9,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final
 
 from core.api import ConfigError, EngineError
+from core.api.config import create_option_file, open_option_file
 
 TIMEOUT_S: Final = 1000.0
 """Timeout of an HTTP transfer."""
@@ -24,7 +25,7 @@ def opened(location: str) -> Iterator[BinaryIO]:
     Raises `ConfigError` for a missing file, `EngineError` for a failed download.
     """
     if not _is_address(location):
-        with _open(location, "rb", "--input-file", "read") as file:
+        with open_option_file("run-batch: --input-file", location) as file:
             yield file
         return
     with tempfile.TemporaryFile() as copy:
@@ -48,7 +49,7 @@ def written(location: str, folder: str | None = None) -> Iterator[BinaryIO]:
     fails.
     """
     if not _is_address(location):
-        with _open(location, "wb", "--output-file", "written") as file:
+        with create_option_file("run-batch: --output-file", location) as file:
             yield file
         return
     try:
@@ -62,15 +63,6 @@ def written(location: str, folder: str | None = None) -> Iterator[BinaryIO]:
     _put(location, path)
     with suppress(OSError):
         os.unlink(path)
-
-
-def _open(path: str, mode: Literal["rb", "wb"], flag: str, what: str) -> BinaryIO:
-    try:
-        return open(path, mode)
-    except OSError as error:
-        raise ConfigError(
-            f"run-batch: {flag} {path} cannot be {what}: {error.strerror}."
-        ) from error
 
 
 def _put(address: str, path: str) -> None:

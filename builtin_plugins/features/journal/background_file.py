@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Final
+from typing import BinaryIO, Final
 
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 """Largest size of data that is not written yet."""
@@ -14,10 +14,10 @@ CLOSE_S: Final = 5.0
 
 
 class BackgroundFile:
-    """A new file for one writing thread; errors of the disk are raised by later calls."""
+    """A file that is open for writing; errors of the disk are raised by later calls."""
 
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by the thread
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._chunks: SimpleQueue[bytes | None] = SimpleQueue()
         self._num_bytes = 0
         """Bytes passed to `write`."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from builtin_plugins.features.journal.background_file import BackgroundFile
-from core.api import EngineError
+from core.api.config import create_option_file
 from core.api.execution import StepPlan
 from core.testing.journal import EXTENSION, LENGTH_BYTES, RECORDED, Frame, header_of
 
@@ -41,12 +41,7 @@ class Journal:
     def __init__(
         self, path: str, scheduler: Any, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        try:
-            self._file: BackgroundFile | None = BackgroundFile(path)
-        except OSError as error:
-            raise EngineError(
-                f"--journal {path} cannot be written: {error.strerror}. Name another file."
-            ) from error
+        self._file: BackgroundFile | None = BackgroundFile(create_option_file("--journal", path))
         self._scheduler = scheduler
         self._clock = clock
         self._codec = msgspec.msgpack.Encoder()

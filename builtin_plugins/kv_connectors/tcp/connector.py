@@ -19,10 +19,12 @@ from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra, requ
 from builtin_plugins.kv_connectors.tcp.protocol import address_of
 from builtin_plugins.kv_connectors.tcp.store import EngineAddress, TcpStore
 from core.api import ConfigError, EngineConfig, InvalidRequest
+from core.api.config import read_option_text
 from core.model_spec.kv import KVLayout
 
 FIELD: Final = "kv_transfer_params"
 MIN_TOKEN_LENGTH: Final = 16
+MAX_TOKEN_BYTES: Final = 4096
 PORTS: Final = 1 << 16
 
 
@@ -231,12 +233,10 @@ def _token(own: Settings) -> bytes:
             f"{FLAG}.{EXTRA} needs token or token_file: the shared secret of all engines that "
             "exchange blocks."
         )
-    try:
-        token = own.token or Path(own.token_file).expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{FLAG}.{EXTRA}.token_file {own.token_file!r} cannot be read: {error}."
-        ) from error
+    token = own.token
+    if not token:
+        file = Path(own.token_file).expanduser()
+        token = read_option_text(f"{FLAG}.{EXTRA}.token_file", file, MAX_TOKEN_BYTES).strip()
     if len(token) < MIN_TOKEN_LENGTH:
         raise ConfigError(
             f"{FLAG}.{EXTRA}.token: got {len(token)} characters; expected {MIN_TOKEN_LENGTH} or "

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import zmq
 from zmq.utils import z85
 
 from core.api import ConfigError
+from core.api.config import read_option_bytes
 
 MIN_BYTES: Final = 32
 """Shortest secret."""
+MAX_KEY_BYTES: Final = 1 << 16
+"""Size limit of the file."""
 ADVICE: Final = "Make one with `openssl rand -hex 32 > FILE` and copy it to every node."
 
 
@@ -39,12 +41,7 @@ def read_keys(path: str | None) -> NodeKeys:
         raise ConfigError(
             f"--node-key: got nothing; expected a file with the secret of all nodes. {ADVICE}"
         )
-    try:
-        secret = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--node-key: got {path}; expected a readable file ({error.strerror}). {ADVICE}"
-        ) from error
+    secret = read_option_bytes("--node-key", path, MAX_KEY_BYTES, ADVICE).strip()
     if len(secret) < MIN_BYTES:
         raise ConfigError(
             f"--node-key: got {len(secret)} bytes in {path}; expected at least {MIN_BYTES}. "

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from builtin_plugins.model_sources.scripted.tokenizer import (
     ScriptedTokenizer,
 )
 from core.api import ConfigError, EngineConfig
+from core.api.config import read_option_text
 from core.api.models import ModelSource
 
 _MAX_REMEMBERED = 100_000
@@ -105,10 +105,7 @@ class Script:
 
 def read_answers(path: str) -> tuple[Answer, ...]:
     """Read an answers file. Raises `ConfigError` naming file and line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--scripted-answers {path}: cannot be read: {error}.") from error
+    lines = read_option_text("--scripted-answers", path).splitlines()
     answers = tuple(
         _read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import signal
 import socket
 import ssl
@@ -125,6 +126,9 @@ def _tls(options: Mapping[str, Any]) -> ssl.SSLContext | None:
     """Return the API process's TLS settings, or None without TLS."""
     if not options.get("ssl_certfile"):
         return None
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        if options.get(name) and not os.path.isfile(options[name]):  # opening a FIFO would wait
+            raise OSError(f"{name}: got {options[name]}; expected a regular file. Restore it.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile") or None)
     if options.get("ssl_ca_certs"):

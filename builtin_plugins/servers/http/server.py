@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
-import json
 import logging
 import os
 import signal
@@ -17,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -43,6 +41,7 @@ from builtin_plugins.servers.http.sockets import (
 )
 from builtin_plugins.servers.parent import Parent, ServerParent
 from core.api import ConfigError, EngineConfig
+from core.api.config import check_option_file, read_option_json
 from core.api.serving import ServedEngine
 
 log = logging.getLogger(__name__)
@@ -97,6 +96,7 @@ class HttpServer:
         open_more_files()
         Limits.from_options(config.options)
         check_tls(config.options)
+        _log_config(config.options.get("log_config_file"))
         if config.options.get("tenant_header") and config.options.get("api_key"):
             raise ConfigError(
                 f"--tenant-header: got {config.options['tenant_header']!r} next to --api-key; "
@@ -375,10 +375,8 @@ def _log_config(path: str | None) -> dict[str, Any] | None:
     """Return a dictConfig; None: uvicorn's loggers use the engine's handlers."""
     if path is None:
         return None
-    try:
-        config: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--log-config-file {path} cannot be read: {error}.") from error
+    check_option_file("--log-config-file", path)  # each process that serves reads it
+    config: Any = read_option_json("--log-config-file", path)
     if not isinstance(config, dict):
         raise ConfigError(
             f"--log-config-file {path} must hold a JSON object for logging.config.dictConfig."

@@ -14,6 +14,7 @@ from typing import Any, Final
 from builtin_plugins.servers.http.connections import SEND_BUFFER_BYTES
 from builtin_plugins.servers.parent import Parent, ServerParent
 from core.api import ConfigError
+from core.api.config import check_option_file
 
 BACKLOG: Final = 2048
 DEFAULT_CIPHERS: Final = "TLSv1"
@@ -113,6 +114,9 @@ def load_certificate(context: ssl.SSLContext, options: Mapping[str, Any]) -> Non
     """Read certificate, key and authorities; call it again after a change."""
     certificate = options["ssl_certfile"]
     key = options.get("ssl_keyfile") or None
+    for name in ("certfile", "keyfile", "ca_certs"):
+        if options.get(f"ssl_{name}"):
+            check_option_file(f"--ssl-{name}".replace("_", "-"), options[f"ssl_{name}"])
     try:
         context.load_cert_chain(certificate, key)
         if options.get("ssl_ca_certs"):
@@ -162,10 +166,13 @@ def _listen_at(path: str) -> socket.socket:
             os.unlink(path)
         listener.bind(path)
         listener.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path with NUL
         listener.close()
-        hint = "another server listens there" if error.errno == errno.EADDRINUSE else str(error)
-        raise ConfigError(f"cannot listen on --uds {path}: {hint}; choose another path.") from error
+        is_used = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        hint = "another server listens there" if is_used else str(error)
+        raise ConfigError(
+            f"cannot listen on --uds {path!r}: {hint}; choose another path."
+        ) from error
     return listener
 
 

@@ -71,7 +71,7 @@ def test_errors_of_a_file_name_line_and_field(tmp_path: Path, text: str, message
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--models-file .*nowhere\.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"--models-file .*nowhere\.yaml cannot be read"):
         ModelsFile(str(tmp_path / "nowhere.yaml"), TABLE, OWN).read()
 
 
@@ -98,7 +98,7 @@ def test_settings_of_a_process_survive_its_file() -> None:
         (["a", "b", "--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing:"),
         (["--max-loaded-models", "2"], "MODEL: got none; expected one or more"),
         (["a", "b", "--max-loaded-models", "0"], "--max-loaded-models 0 is too small"),
-        (["a", "b", "--models-file", "nowhere.yaml"], "--models-file nowhere.yaml: cannot be read"),
+        (["a", "b", "--models-file", "nowhere.yaml"], "--models-file nowhere.yaml cannot be read"),
     ],
 )
 def test_errors_of_the_command_line_name_the_flag(

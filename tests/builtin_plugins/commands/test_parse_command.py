@@ -124,7 +124,7 @@ def test_a_chat_template_suggests_parsers(
     [
         (["--tool-call-parser", "hermis"], "did you mean 'hermes'?"),
         (["--reasoning-parser", "qwen33"], "did you mean 'qwen3'?"),
-        (["--tools", "/nowhere.json"], "cannot read the file"),
+        (["--tools", "/nowhere.json"], "cannot be read"),
         (["--template-kwargs", "{"], "--template-kwargs: expected JSON"),
         (["--model", "/nowhere"], "expected a folder with a chat template"),
     ],

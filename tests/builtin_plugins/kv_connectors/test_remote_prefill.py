@@ -210,7 +210,7 @@ def test_kv_transfer_params_rejected_without_connector() -> None:
     [
         ({}, {}, "needs token or token_file"),
         ({"token": "short"}, {}, "5 characters"),
-        ({"token_file": "/nowhere/at/all"}, {}, "token_file '/nowhere/at/all' cannot be read"),
+        ({"token_file": "/nowhere/at/all"}, {}, "token_file /nowhere/at/all cannot be read"),
         ({"token": TOKEN, "peer_timeout_s": 0}, {}, "peer_timeout_s"),
         ({"token": TOKEN}, {"kv_port": 0}, "kv_port 0"),
         ({"token": TOKEN}, {"kv_ip": "a b"}, "kv_ip 'a b'"),

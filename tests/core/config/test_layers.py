@@ -218,7 +218,7 @@ class TestFiles:
         assert name in str(caught.value)
 
     def test_missing_file_is_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"--config nowhere\.toml: cannot be read"):
+        with pytest.raises(ConfigError, match=r"--config nowhere\.toml cannot be read"):
             read_config_file("nowhere.toml")
 
     def test_empty_yaml_file_sets_nothing(self, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from core.api import ConfigError, did_you_mean
-from core.api.config import Field, FieldTable
+from core.api.config import MAX_YAML_BYTES, Field, FieldTable, compose_yaml, read_option_text
 
 MERGE: Final = "tag:yaml.org,2002:merge"
 """Tag of the key `<<`."""
@@ -37,22 +37,24 @@ class ModelsFile:
 
     def read(self) -> list[FileModel]:
         """Return the models in order. Raises `ConfigError` naming line and field."""
+        file = Path(self._path).expanduser()
+        text = read_option_text("--models-file", file, MAX_YAML_BYTES)
         try:
-            text = Path(self._path).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--models-file {self._path}: cannot be read: {error}.") from error
-        loader = yaml.SafeLoader(text)
+            loader, root = compose_yaml(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{self._path}: not valid YAML: {error}") from error
+        if not isinstance(root, yaml.MappingNode) or not root.value:
+            raise ConfigError(
+                f"{self._path}: got no models; expected NAME: {{model: MODEL}} for each."
+            )
         try:
-            root = loader.get_single_node()
-            if not isinstance(root, yaml.MappingNode) or not root.value:
-                raise ConfigError(
-                    f"{self._path}: got no models; expected NAME: {{model: MODEL}} for each."
-                )
             return [
                 self._model(loader, name, node, location)
                 for name, node, location in self._items(loader, root)
             ]
-        except yaml.YAMLError as error:
+        except ConfigError:
+            raise
+        except (yaml.YAMLError, ValueError) as error:  # a number, a date or a key that is none
             raise ConfigError(f"{self._path}: not valid YAML: {error}") from error
 
     def _model(
