@@ -165,6 +165,12 @@ class EngineCalls:
         with self.lock:
             self._next_probe()
 
+    def end_answers(self, message: str) -> None:
+        """End the requests with tokens by an error."""
+        with self.lock:
+            if ended := self.requests.begun_answers(message):
+                self._deliver(StepOutputs(deltas=ended))
+
     def release(self, *, suspects: bool = False) -> list[OpenRequest]:
         """Give up the requests to resubmit, for another engine; with `suspects` all others, too."""
         with self.lock:

@@ -46,6 +46,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     info: WorkerInfo
     unclaimed: list[str] = []
     """Resumable requests that no API process has added again yet."""
+    weights: str = ""
+    """Identity of the weights."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +57,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     fault: RemoteError | None = None
     found: list[CallAnswer] = []
     """Results of `Call`, one per engine."""
+    weights: str = ""
+    """Identity of the weights after the call, if that is known."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -34,6 +34,14 @@ def engine_admission_extensions() -> list[Any]:
     return [Admission()]
 
 
+@hookimpl
+def engine_runner_extensions() -> list[Any]:
+    """Return the half that identifies the weights, for answers that a restart would continue."""
+    from builtin_plugins.clients.process.weights import WeightsIdentity  # lazy: quick start
+
+    return [WeightsIdentity()]
+
+
 def supervised(config: EngineConfig, registry: Registry, listener: Listener) -> Client:
     """Start the process.
 

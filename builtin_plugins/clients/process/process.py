@@ -26,6 +26,7 @@ from builtin_plugins.clients.process.messages import (
     ToEngine,
 )
 from builtin_plugins.clients.process.resumable import RequestLedger
+from builtin_plugins.clients.process.weights import CALL
 from builtin_plugins.executors.api import (
     HEARTBEAT_S,
     TICK_S,
@@ -35,7 +36,7 @@ from builtin_plugins.executors.api import (
     Start,
 )
 from core.api import EngineDead, Registry
-from core.api.execution import StepOutputs
+from core.api.execution import CallAnswer, StepOutputs
 from core.api.serving import Client, Listener
 from core.api.telemetry import StepStats
 
@@ -65,6 +66,8 @@ class EngineProcess:
         self._open: set[str] = set()
         """Open requests; those that cannot be resumed are aborted when the API process dies."""
         self._ledger = RequestLedger()
+        self._weights = ""
+        """Identity of the weights."""
         self._cleared: Future[Any] | None = None
         """Done when the requests of a dead server have ended."""
         listener = Listener(
@@ -85,8 +88,11 @@ class EngineProcess:
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
             # objects created so far live as long as the engine; exclude them from collections
             gc.freeze()
+            self._weights = _identity(self._client.call(CALL))
             self._channel.stage("serving")
-            self._channel.send(Ready(self._running.config, self._running.info))
+            self._channel.send(
+                Ready(self._running.config, self._running.info, weights=self._weights)
+            )
             self._listen()
         finally:
             self._ended.set()
@@ -143,7 +149,9 @@ class EngineProcess:
         self._cleared = None
         with self._ledger.lock:
             unclaimed = self._ledger.unclaimed()
-        self._channel.send(Ready(self._running.config, self._running.info, unclaimed))
+        self._channel.send(
+            Ready(self._running.config, self._running.info, unclaimed, self._weights)
+        )
 
     def _take(self, message: Add | Abort | Call) -> None:
         answer: Future[Any]
@@ -164,9 +172,19 @@ class EngineProcess:
             answer = self._client.abort(message.request_ids)
         else:
             answer = self._client.call(message.name, message.data)
+            identity = self._client.call(CALL)  # the call may update the weights
+            identity.add_done_callback(lambda future: self._answer(message, answer, future))
+            return
         answer.add_done_callback(lambda future: self._answer(message, future))
 
-    def _answer(self, message: Add | Abort | Call, future: Future[Any]) -> None:
+    def _answer(
+        self,
+        message: Add | Abort | Call,
+        future: Future[Any],
+        identity: Future[list[CallAnswer]] | None = None,
+    ) -> None:
+        if identity is not None:
+            self._weights = _identity(identity) or self._weights
         error = future.exception()
         if isinstance(error, EngineDead):
             return  # the process exit is the answer; the supervisor tracks the requests
@@ -178,7 +196,10 @@ class EngineProcess:
         found = future.result() if isinstance(message, Call) and error is None else []
         self._channel.send(
             Answer(
-                message.call, None if error is None else RemoteError.from_exception(error), found
+                message.call,
+                None if error is None else RemoteError.from_exception(error),
+                found,
+                self._weights,
             )
         )
         self._deliver(StepOutputs())  # send the stats of an abort that leaves the engine idle
@@ -205,3 +226,10 @@ class EngineProcess:
         while not self._ended.wait(HEARTBEAT_S):
             status = self._client.status()
             self._channel.send(Heartbeat(status.busy_s, status.heartbeat_age_s))
+
+
+def _identity(future: Future[list[CallAnswer]]) -> str:
+    """Return the identity of all ranks' weights; empty for an engine that has just died."""
+    if future.exception() is not None:
+        return ""
+    return " ".join(rank.decode() for answer in future.result() for rank in answer.ranks)

@@ -226,6 +226,17 @@ class RequestTracker:
             for rid, crash_count in failed.items()
         ]
 
+    def begun_answers(self, message: str) -> list[RequestDelta]:
+        """Return, once, the final outputs of the requests with tokens of other weights."""
+        begun = [
+            rid
+            for rid, entry in self._requests.items()
+            if entry.token_ids or entry.num_prompt_logprobs
+        ]
+        for request_id in begun:
+            del self._requests[request_id]
+        return [RequestDelta(request_id=rid, finish_reason="error", error=message) for rid in begun]
+
     def resumed_request(self, request_id: str) -> EngineRequest | None:
         """Return the request to resubmit, with its generated tokens. None if it has ended."""
         entry = self._requests.get(request_id)

@@ -27,6 +27,7 @@ from builtin_plugins.clients.process.messages import (
 )
 from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest
 from builtin_plugins.clients.process.watchdog import Watchdog
+from builtin_plugins.clients.process.weights import OTHER_WEIGHTS, KnownWeights
 from builtin_plugins.executors.api import TICK_S, RemoteError, Start
 from builtin_plugins.launchers.api import ChildProcess
 from core.api import EngineConfig, EngineDead, EngineError, Registry
@@ -84,14 +85,13 @@ class Supervised:
         self._listener = listener
         self._condition = EngineCondition()
         self._calls = EngineCalls(
-            self._condition,
-            send=lambda message: self.child.send(message),
-            deliver=listener.deliver,
+            self._condition, lambda message: self.child.send(message), listener.deliver
         )
         self._lock = self._calls.lock
         self._requests = self._calls.requests
         self._watchdog = Watchdog(config)
         self._on_loss = on_loss
+        self._weights = KnownWeights()
         self.unclaimed: list[str] = []
         """Resumable requests of the previous API process, if the engine was taken over."""
         self._host = EngineHost(config, registry, name, environment)
@@ -207,6 +207,7 @@ class Supervised:
             if isinstance(message, Outputs):
                 self._deliver(message)
             elif isinstance(message, Answer):
+                self._weights.note(message.weights)
                 self._calls.answer(message)
             elif isinstance(message, Started):
                 self._calls.started(message.request_ids)
@@ -238,16 +239,16 @@ class Supervised:
             self._listener.observe(StepStats(0.0, 0, 0, 0.0))  # a dead engine runs nothing
         if failed:
             self._listener.deliver(StepOutputs(deltas=failed))
-        self._on_loss(self._calls)
+        if not self._weights.is_updated:  # other engines have the same weights
+            self._on_loss(self._calls)
         self.child.close()
         self._host.keep(None, self._restarts)
         if self._crash_count > self._limits.max_restarts:
-            self._give_up(
-                EngineDead(
-                    f"the engine died {self._crash_count} times in a row without a token in "
-                    f"between (--max-restarts {self._limits.max_restarts}); last error: {error}"
-                )
+            text = (
+                f"the engine died {self._crash_count} times in a row without a token in between "
+                f"(--max-restarts {self._limits.max_restarts}); last error: {error}"
             )
+            self._give_up(EngineDead(text))
         self._pause()
 
     def _pause(self) -> None:
@@ -283,6 +284,8 @@ class Supervised:
         while True:
             message = self.child.receive()
             if isinstance(message, Ready):
+                if self._weights.note(message.weights):
+                    self._calls.end_answers(OTHER_WEIGHTS)
                 return message
             if self._condition.is_stopped():
                 raise EngineDead("shut down while it was starting")
@@ -291,6 +294,8 @@ class Supervised:
                 self._watchdog.note(message, self.child)
 
     def _give_up(self, error: EngineDead) -> None:
+        if self._weights.is_updated:
+            self._calls.end_answers(OTHER_WEIGHTS)
         with self._lock:
             self._condition.state = "dead"
             self._condition.reason = str(error)
@@ -300,7 +305,6 @@ class Supervised:
 
 
 def _cause_of(error: EngineError, child: ChildProcess) -> DeathCause:
-    """Return how an engine has died, as far as its process tells."""
     if not isinstance(error, ProcessKilled):
         return DeathCause.FAULT
     is_unclear = isinstance(error, ProcessFrozen) or child.may_be_oom

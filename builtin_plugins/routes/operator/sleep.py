@@ -197,6 +197,7 @@ def _count_reload(model: Any) -> None:
     """
     owner = getattr(model, "weights", model)
     owner.weights_version = getattr(owner, "weights_version", 0) + 1
+    owner.reloaded_version = owner.weights_version
 
 
 def _named(tags: bytes) -> Sequence[str]:

@@ -58,6 +58,7 @@ ORDER: Final = (
     "sleeping.wake",
     "profiling.start",
     "profiling.stop",
+    "weights.identity",
 )
 """All calls, in an order in which each is possible."""
 NOT_TRIED: Final = {"multimodal.counters": "reads counters; it needs a model with a vision tower"}
