@@ -23,7 +23,7 @@ def fit_memory(
 ) -> tuple[EngineConfig, KVLayout]:
     """Return the KV layout, and the configuration with a context length that fits.
 
-    The context is reduced only with `cut_context` or a fixed number of blocks.
+    The context is reduced only with `cut_context`.
     """
     requested = context_length(config)
 
@@ -43,7 +43,7 @@ def fit_memory(
     try:
         return config, plan(requested)
     except ConfigError:
-        if not cut_context and config.cache.num_gpu_blocks_override is None:
+        if not cut_context:
             raise
     # Bisection: `fits` always fits, `too_long` never does.
     fits = MIN_CONTEXT

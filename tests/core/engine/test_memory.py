@@ -20,13 +20,16 @@ def test_automatic_context_is_reduced_to_fit() -> None:
         )
 
 
-def test_explicit_context_that_does_not_fit_is_refused() -> None:
+@pytest.mark.parametrize(
+    "cache", [{"kv_cache_memory_bytes": 64 * 1024}, {"num_gpu_blocks_override": 4}]
+)
+def test_explicit_context_that_does_not_fit_is_refused(cache: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="--max-model-len 2048"):
-        LLM("scripted:", max_model_len=2048, kv_cache_memory_bytes=64 * 1024)
+        LLM("scripted:", max_model_len=2048, block_size=16, **cache)
 
 
-def test_fixed_block_count_reduces_the_context() -> None:
-    with LLM("scripted:", max_model_len=2048, num_gpu_blocks_override=4, block_size=16) as llm:
+def test_fixed_block_count_reduces_an_automatic_context() -> None:
+    with LLM("scripted:", num_gpu_blocks_override=4, block_size=16) as llm:
         assert llm.config.model.max_model_len == 64
         output = llm.generate(
             "y" * 40, SamplingParams(max_tokens=1000, ignore_eos=True), use_tqdm=False
