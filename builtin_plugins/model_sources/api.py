@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.model_sources.huggingface.hub import download, is_hub_id
+from builtin_plugins.model_sources.huggingface.hub import check_cache, download, is_hub_id
 from builtin_plugins.model_sources.patterns import Pattern
 from builtin_plugins.model_sources.settings_file import (
     read_settings_json,
@@ -20,6 +20,7 @@ __all__ = [
     "LabelTower",
     "Pattern",
     "TowerSizes",
+    "check_cache",
     "download",
     "is_hub_id",
     "read_settings_json",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from builtin_plugins.speculators.checkpoints import find_checkpoint
@@ -171,7 +172,10 @@ def read_outputs(source: ModelSource, vocab_size: int) -> array[int]:
             f"--speculative-config.model {source.name!r} has no {FILE}, the initial outputs of the "
             "method suffix."
         )
-    tokens = load_file(path).get("tokens")
+    try:
+        tokens = load_file(path).get("tokens")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Write it again.") from error
     if (
         tokens is None
         or tokens.ndim != 1

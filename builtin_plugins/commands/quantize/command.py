@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.sizes import show_bytes
+from builtin_plugins.model_sources.api import read_settings_object
 from core.api import ConfigError, EngineConfig, ModelError, did_you_mean
 from core.api.models import ModelSource
 
@@ -41,6 +43,8 @@ WEIGHTS: Final = (
 )
 CONFIG: Final = "config.json"
 SPARE_BYTES: Final = 1 << 26
+MAX_COPIED_BYTES: Final = 1 << 27
+"""Size limit of a copied file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,10 @@ class Quantize:
         source = _plain_source(config, registry)
         loader = _loader(config, source, registry)
         plan, pieces = _plan(scheme, args, config, source, registry, loader)
+        others = _other_files(Path(source.path or ""))
         importance = _importance(args, config, registry)
         try:
-            _write(out, source, loader, plan, pieces, importance)
+            _write(out, source, loader, plan, pieces, others, importance)
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error}.") from error
         size, before = (
@@ -247,6 +252,7 @@ def _write(
     loader: Any,
     plan: Plan,
     pieces: list[Any],
+    others: Sequence[Path],
     importance: Mapping[str, torch.Tensor],
 ) -> None:
     """Write weights, then the other files, config.json last."""
@@ -273,8 +279,9 @@ def _write(
 
         write(out, split_into_files(pieces), _changed(plan, read(), importance))
     folder = Path(source.path or "")
-    _copy_other_files(folder, out)
-    settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    for path in others:
+        shutil.copyfile(path, out / path.name)
+    settings = read_settings_object(folder / CONFIG)
     settings["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "format": plan.scheme.layout,
@@ -286,14 +293,28 @@ def _write(
     (out / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_other_files(folder: Path, out: Path) -> None:
-    """Copy tokenizer, templates and all other files that are no weights."""
+def _other_files(folder: Path) -> list[Path]:
+    """Return tokenizer, templates and all other files that are no weights.
+
+    Raises `ModelError` for a link out of the checkpoint and for a huge file: a copy of a private
+    file may be published with the checkpoint.
+    """
+    home = Path(os.path.realpath(folder))
+    if home.parent.name == "snapshots":  # the hub's cache, with links to its blobs
+        home = home.parents[1]
+    found = []
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in WEIGHTS or path.name.endswith(".index.json")
-        if (
-            path.is_file()
-            and not is_weight
-            and path.name != CONFIG
-            and not path.name.startswith(".")
-        ):
-            shutil.copyfile(path, out / path.name)
+        if is_weight or path.name == CONFIG or path.name.startswith(".") or not path.is_file():
+            continue
+        if not Path(os.path.realpath(path)).is_relative_to(home):
+            raise ModelError(
+                f"{path}: got a link out of the checkpoint; expected a file. Remove it."
+            )
+        if path.stat().st_size > MAX_COPIED_BYTES:
+            raise ModelError(
+                f"{path}: got {path.stat().st_size} bytes; expected up to {MAX_COPIED_BYTES} in a "
+                "file that is no weight. Remove it."
+            )
+        found.append(path)
+    return found

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from builtin_plugins.weight_loaders.api import open_regular
 from core.api import EngineConfig, ModelError
 
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_COMMIT: Final = re.compile(rb"\w[\w.-]*")
+_COMMIT_BYTES: Final = 64
 SETTINGS: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 """Patterns of files other than weights. Code is never downloaded."""
 WEIGHTS: Final = ("*.safetensors", "*/model.safetensors")
@@ -27,6 +30,33 @@ def is_hub_id(name: str) -> bool:
         and ".." not in name
         and "--" not in name
     )
+
+
+def check_cache(name: str, revision: str | None, cache_dir: str | None) -> None:
+    """Check what the hub cache holds of a repository, which another user may have written.
+
+    Raises `ModelError` for a branch that leads out of the cache, and for a FIFO or a device, which
+    the hub's client would wait for.
+    """
+    from huggingface_hub import constants  # lazy: slow to import
+
+    cache = Path(cache_dir or constants.HF_HUB_CACHE).expanduser()
+    folder = cache / f"models--{name.replace('/', '--')}"
+    branch = folder / "refs" / (revision or constants.DEFAULT_REVISION)
+    advice = f"Remove {folder}; it is downloaded again."
+    try:
+        with open_regular(branch) as file:
+            commit = file.read(_COMMIT_BYTES + 1)
+    except FileNotFoundError:
+        commit = b"0"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{branch} cannot be read: {reason}. {advice}") from error
+    if len(commit) > _COMMIT_BYTES or not _COMMIT.fullmatch(commit.strip()):
+        raise ModelError(f"{branch}: got {commit!r:.100}; expected a commit. {advice}")
+    for part in folder.glob("blobs/*.incomplete"):
+        if not part.is_file():
+            raise ModelError(f"{part}: expected a regular file. {advice}")
 
 
 def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
@@ -44,6 +74,7 @@ def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
     )
 
     revision = config.model.revision
+    check_cache(name, revision, config.load.download_dir)
     try:
         folder = snapshot_download(
             name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -44,14 +45,20 @@ class SqliteDatabase:
         self.is_shared = is_shared
         try:
             if path:  # only readable by this user
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
+                is_regular = stat.S_ISREG(os.fstat(file).st_mode)
+                os.close(file)
+                if not is_regular:
+                    raise ValueError("expected a regular file")
             self._connection = sqlite3.connect(
                 path or ":memory:", check_same_thread=False, isolation_level=None
             )
             self._create_tables(path)
-        except (OSError, sqlite3.Error) as error:
+        except ConfigError:
+            raise
+        except (OSError, ValueError, sqlite3.Error) as error:
             raise ConfigError(
-                f"--responses-store {path} cannot be used: {error}; give a file that can be "
+                f"--responses-store {path!r:.300} cannot be used: {error}; give a file that can be "
                 "written."
             ) from error
 

@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from builtin_plugins.model_sources.api import read_settings_object
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, ParsedBody, client_name, read_request
 from builtin_plugins.routes.common.media_parts import read_media
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.schema import body_schema
 from builtin_plugins.routes.common.streams import while_connected
-from core.api import EngineConfig, InvalidRequest
+from core.api import EngineConfig, InvalidRequest, ModelError
 from core.api.serving import ServedEngine, Tokenizer
 
 
@@ -180,7 +181,6 @@ def _settings(folder: str | None) -> dict[str, Any]:
     """Return the contents of a folder's tokenizer_config.json; empty if there is none."""
     path = Path(folder or "", "tokenizer_config.json")
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
+        return read_settings_object(path)
+    except ModelError:
         return {}
-    return found

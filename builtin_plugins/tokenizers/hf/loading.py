@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.model_sources.api import check_cache
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings, read_settings
 from core.api import EngineConfig, ModelError
@@ -89,12 +90,14 @@ def _folder(source: ModelSource, config: EngineConfig) -> Path:
         return folder
     from huggingface_hub import snapshot_download  # lazy: slow to import
 
+    # The model's own repository uses the model's revision.
+    revision = config.model.revision if name == config.model.model else None
+    check_cache(name, revision, config.load.download_dir)
     try:
         return Path(
             snapshot_download(
                 name,
-                # The model's own repository uses the model's revision.
-                revision=config.model.revision if name == config.model.model else None,
+                revision=revision,
                 token=config.model.hf_token,
                 cache_dir=config.load.download_dir,
                 allow_patterns=list(_FILES),

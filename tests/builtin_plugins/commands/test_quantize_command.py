@@ -5,6 +5,7 @@ and what this engine serves.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,28 @@ def test_invalid_flags_are_rejected_before_writing(
     settings["quantization_config"] = {"quant_method": "fp8"}
     (other / "config.json").write_text(json.dumps(settings))
     assert "is quantized (fp8)" in refused(folder=other)
+
+
+def test_link_out_of_the_checkpoint_is_not_copied(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = tmp_path / "models--a--b"
+    folder = shutil.copytree(plain, repository / "snapshots" / "0")
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "1").write_text("of the repository")
+    (folder / "README.md").symlink_to("../../blobs/1")
+    quantized(folder, tmp_path / "good")
+    assert (tmp_path / "good" / "README.md").read_text() == "of the repository"
+    (tmp_path / "private").write_text("private")
+    (folder / "notes.txt").symlink_to(tmp_path / "private")
+    assert main(["quantize", str(folder), str(tmp_path / "out")]) != 0
+    assert "notes.txt: got a link out of the checkpoint" in capsys.readouterr().err
+    (folder / "notes.txt").unlink()
+    (folder / "notes.txt").touch()
+    os.truncate(folder / "notes.txt", 10 << 30)
+    assert main(["quantize", str(folder), str(tmp_path / "out")]) != 0
+    assert "notes.txt: got 10737418240 bytes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_default_group_size_divides_all_layers() -> None:

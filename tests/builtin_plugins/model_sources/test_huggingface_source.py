@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants as hub_constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from builtin_plugins.model_sources.huggingface.hub import is_hub_id
@@ -212,6 +216,58 @@ def test_hub_download_uses_config(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert (requested["revision"], requested["token"], requested["cache_dir"]) == ("v1", "t", "/d")
     assert "*.safetensors" not in requested["allow_patterns"], "dummy weights need no files"
     assert not any(pattern.endswith(".py") for pattern in requested["allow_patterns"])
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_cache(cache: Path) -> Path:
+    """Write a hub cache with one repository; return the repository's folder."""
+    repository = cache / "models--owner--name"
+    snapshot = repository / "snapshots" / COMMIT
+    for folder in (snapshot, repository / "refs", repository / "blobs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    return repository
+
+
+@pytest.mark.parametrize(
+    ("part", "make", "message"),
+    [
+        ("refs/main", lambda path: path.write_text("../../.."), "expected a commit"),
+        ("refs/main", lambda path: path.write_text("/etc"), "expected a commit"),
+        ("refs/main", lambda path: path.write_text(""), "expected a commit"),
+        ("refs/main", lambda path: path.write_bytes(b"a\0b"), "expected a commit"),
+        ("refs/main", lambda path: path.write_text("a" * 5000), "expected a commit"),
+        ("refs/main", lambda path: path.touch() or os.truncate(path, 10 << 30), "a commit"),
+        ("refs/main", os.mkfifo, "expected a regular file"),
+        ("refs/main", lambda path: path.mkdir(), "expected a regular file"),
+        ("refs/main", lambda path: path.symlink_to("/dev/zero"), "expected a regular file"),
+        ("refs/main", lambda path: path.symlink_to(path), "symbolic links"),
+        ("blobs/1.incomplete", os.mkfifo, "incomplete: expected a regular file"),
+        ("blobs/1.incomplete", lambda path: path.symlink_to("/dev/zero"), "a regular file"),
+        ("snapshots", lambda path: path.touch(), "not in the hub cache"),
+        (f"snapshots/{COMMIT}/config.json", os.mkfifo, "no config.json"),
+        (f"snapshots/{COMMIT}/config.json", lambda path: path.symlink_to("/dev/zero"), "config"),
+    ],
+)
+def test_hostile_hub_cache_is_refused_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    make: Callable[[Path], None],
+    message: str,
+) -> None:
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+    config = EngineConfig(load=LoadConfig(load_format="dummy", download_dir=str(tmp_path)))
+    repository = write_cache(tmp_path)
+    assert find("owner/name", config) is not None
+    path = repository / part
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(ModelError, match=message):
+        find("owner/name", config)
 
 
 @pytest.mark.parametrize(

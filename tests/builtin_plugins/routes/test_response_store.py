@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -191,6 +192,19 @@ def test_unusable_file_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(ConfigError, match="format 0"):
         SqliteDatabase(path)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "NUL", "loop"])
+def test_path_that_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "store"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("device", "loop"):
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    with pytest.raises(ConfigError, match="--responses-store"):
+        SqliteDatabase(f"{path}\0" if kind == "NUL" else str(path))
 
 
 def test_url_without_its_plugin_names_the_plugin() -> None:

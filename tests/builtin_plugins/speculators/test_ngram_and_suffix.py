@@ -13,7 +13,7 @@ import pytest
 
 from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig
 from builtin_plugins.speculators.ngram import NGram
-from builtin_plugins.speculators.suffix import Suffix, write_outputs
+from builtin_plugins.speculators.suffix import FILE, Suffix, read_outputs, write_outputs
 from core.api import ConfigError, EngineConfig
 from core.api.models import ModelSource
 from core.step import NewRow
@@ -180,3 +180,13 @@ def test_suffix_outputs_of_another_model_are_rejected(tmp_path: Path) -> None:
     write_outputs(tmp_path, [[1, 50]])
     with pytest.raises(ConfigError, match="expected the model's, up to 39"):
         load_outputs(make(Suffix), tmp_path, vocab_size=40)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 64, bytes(7) + b"\x80", (1 << 20).to_bytes(8, "little") + b"["]
+)
+def test_hostile_file_of_initial_outputs_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    source = ModelSource(str(tmp_path), "", None, path=str(tmp_path))
+    with pytest.raises(ConfigError, match=FILE):
+        read_outputs(source, 100)

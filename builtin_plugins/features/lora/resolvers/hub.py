@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from core.api import EngineConfig, InvalidRequest, LoRARequest, Option, hookimpl
+from core.api import EngineConfig, InvalidRequest, LoRARequest, ModelError, Option, hookimpl
 
+log = logging.getLogger(__name__)
 OPTION: Final = "lora_hub_repos"
 FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -48,6 +50,9 @@ class HubResolver:
     def _fetch(self, name: str) -> str:
         from huggingface_hub import HfApi, snapshot_download  # lazy: slow to import
 
+        # lazy: as above
+        from builtin_plugins.model_sources.api import check_cache
+
         try:
             found = HfApi(token=self._token).model_info(name, files_metadata=True)
             sizes = {
@@ -66,11 +71,17 @@ class HubResolver:
                     f"adapter {name}: {max(sizes.values())} bytes; --max-lora-bytes allows "
                     f"{self._max_bytes}.",
                 )
+            check_cache(name, found.sha, None)
             return snapshot_download(
                 name, revision=found.sha, allow_patterns=list(FILES), token=self._token
             )
         except InvalidRequest:
             raise
+        except (OSError, ModelError) as error:  # its message names files of this machine
+            log.warning("adapter %s cannot be fetched from the hub: %s", name, error)
+            raise InvalidRequest(
+                "model", f"adapter {name} cannot be fetched from the hub; see the server's log."
+            ) from error
         except Exception as error:
             raise InvalidRequest(
                 "model", f"adapter {name} cannot be fetched from the hub: {error}"

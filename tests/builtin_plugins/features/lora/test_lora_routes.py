@@ -190,6 +190,8 @@ BAD = {
     "one factor": ("its lora_B is missing", None),
     "one layer": ("'model.layers.1.self_attn.q_proj' are missing", None),
     "nan": ("not finite", None),
+    "columns": ("lora_A.weight': got shape", None),
+    "rows": ("lora_B.weight': got shape", None),
     "outside": ("expected a folder in one of --lora-roots", None),
     "link outside": ("without links that leave them", None),
     "pipe": ("expected a regular file", None),
@@ -216,6 +218,10 @@ def spoil(folder: Path, what: str) -> Path:
         del tensors[up.format(0, "B")]
     elif what == "one layer":
         tensors = {name: tensor for name, tensor in tensors.items() if query not in name}
+    elif what in ("columns", "rows"):
+        name = up.format(1, "A" if what == "columns" else "B")
+        axis = int(what == "columns")
+        tensors[name] = torch.cat([tensors[name]] * 2, axis)
     elif what == "nan":
         tensors[up.format(0, "A")][0, 0] = float("nan")
     save_file(tensors, folder / WEIGHTS)
