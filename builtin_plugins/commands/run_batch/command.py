@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from builtin_plugins.commands.run_batch.files import opened, written
+from builtin_plugins.commands.run_batch.files import bounded_lines, opened, written
 from builtin_plugins.commands.run_batch.lines import Batch, Tally
 from core.api import ConfigError
 
@@ -77,7 +77,8 @@ class RunBatch:
             engine = AsyncLLM.from_config(config, registry)
             try:
                 app = _application(engine, registry)
-                tally = asyncio.run(_answer(app, requests, results, address))
+                lines = bounded_lines(requests, args.input_file)
+                tally = asyncio.run(_answer(app, lines, results, address))
             finally:
                 engine.shutdown()
         print(f"answered {tally.answered}, failed {tally.failed}")

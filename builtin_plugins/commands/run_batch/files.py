@@ -16,6 +16,8 @@ from core.api.config import create_option_file, open_option_file
 
 TIMEOUT_S: Final = 1000.0
 """Timeout of an HTTP transfer."""
+MAX_LINE_BYTES: Final = 1 << 26
+"""Size limit of one request."""
 
 
 @contextmanager
@@ -38,6 +40,19 @@ def opened(location: str) -> Iterator[BinaryIO]:
             ) from error
         copy.seek(0)
         yield copy
+
+
+def bounded_lines(file: BinaryIO, location: str) -> Iterator[bytes]:
+    """Yield the lines of a file. Raises `ConfigError` for one that is too long to be held."""
+    number = 1
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise ConfigError(
+                f"run-batch: --input-file {location}, line {number}: got more than "
+                f"{MAX_LINE_BYTES} bytes; expected fewer. Correct the file."
+            )
+        yield line
+        number += 1
 
 
 @contextmanager

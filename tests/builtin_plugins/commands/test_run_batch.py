@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
-from builtin_plugins.commands.run_batch.files import opened, written
+from builtin_plugins.commands.run_batch.files import MAX_LINE_BYTES, bounded_lines, opened, written
 from builtin_plugins.commands.run_batch.lines import AT_ONCE, Batch
 from builtin_plugins.commands.run_batch.metrics import metrics_server
 from core.cli.main import main
@@ -168,6 +169,13 @@ def test_invalid_files_are_rejected_before_the_model_loads(tmp_path: Path) -> No
         != 0
     )
     assert here.read_bytes() == line("a")
+
+
+def test_line_over_the_limit_ends_the_batch_by_its_number() -> None:
+    long = b"x" * MAX_LINE_BYTES
+    assert list(bounded_lines(io.BytesIO(b"a\n\nb"), "here")) == [b"a\n", b"\n", b"b"]
+    with pytest.raises(ConfigError, match="--input-file here, line 2: got more than 67108864"):
+        list(bounded_lines(io.BytesIO(b"a\n" + long + b"x"), "here"))
 
 
 class Handler(BaseHTTPRequestHandler):
