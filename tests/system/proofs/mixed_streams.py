@@ -32,7 +32,9 @@ import httpx
 
 TIMEOUT_S: Final = 600.0
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
-VICTIMS: Final = ("engine", "grammar", "fork_server", "api", "parent")
+LOADER: Final = "adapter_loader"
+"""The engine while it reads an adapter: the loader is a thread of it."""
+VICTIMS: Final = ("engine", LOADER, "grammar", "fork_server", "api", "parent")
 GRAMMARS: Final = ("grammar", "fork_server")
 """Victims that only constrained streams need."""
 CUTS: Final = ("api", "parent")
@@ -70,8 +72,10 @@ _VOLATILE: Final = re.compile(
 )
 
 
-def flags(folder: Path) -> list[str]:
+def flags(folder: Path, victim: str) -> list[str]:
     """Return the flags of a server with every feature; `folder` is its disk tier."""
+    # With one slot two adapters take turns, and each turn reads an adapter.
+    slots = ("--max-loras", "1", "--max-cpu-loras", "1") if victim == LOADER else ()
     tiers = [
         {"kv_connector": "offload", "kv_connector_extra_config": {"num_cpu_blocks": 64}},
         {"kv_connector": "disk", "kv_connector_extra_config": {"folder": str(folder)}},
@@ -82,7 +86,7 @@ def flags(folder: Path) -> list[str]:
         *("demo:", "--served-model-name", "demo", "--dtype", "float32", "--num-threads", "1"),
         *("--max-model-len", "1024", "--kv-cache-memory-bytes", "24M"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *("--reasoning-parser", "think", "--max-loras", "2"),
+        *("--reasoning-parser", "think", *(slots or ("--max-loras", "2"))),
         *("--lora-modules", *(f"{name}=demo:{name}" for name in ADAPTERS)),
         *("--speculative-config", json.dumps(ngram)),
         *("--kv-transfer-config", json.dumps(transfer)),
@@ -266,11 +270,11 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
+def serving(folder: Path, victim: str = "") -> Iterator[Server]:
     """Serve with every feature."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = Server(flags(folder / "disk"), folder / "log", port)
+    server = Server(flags(folder / "disk", victim), folder / "log", port)
     try:
         server.start()
         yield server
@@ -281,6 +285,16 @@ def serving(folder: Path) -> Iterator[Server]:
             server.process.wait()
             if server.process.stdout is not None:
                 server.process.stdout.close()
+
+
+def reads_adapter(pid: int) -> bool:
+    """Return whether a process has an adapter's weights open."""
+    with suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(descriptor.path).endswith("adapter_model.safetensors"):
+                    return True
+    return False
 
 
 class Cut(Exception):
@@ -420,7 +434,7 @@ class Kills:
         rng = random.Random(self.seed)
         while self.num_killed < self.count and len(self.faults) < MAX_FAULTS:
             await asyncio.sleep(0.3 * rng.random())
-            pids = (await asyncio.to_thread(self.server.processes))[self.victim]
+            pids = await asyncio.to_thread(self._victims)
             before = self._num_needed()
             if not pids:
                 continue
@@ -435,6 +449,18 @@ class Kills:
             # some streams end between two kills
             while self._num_needed() < before + 2 and len(self.faults) < MAX_FAULTS:
                 await asyncio.sleep(0.02)
+
+    def _victims(self) -> list[int]:
+        """Return the processes of the victim; of the loader the one that reads an adapter."""
+        found = self.server.processes()
+        if self.victim != LOADER:
+            return found[self.victim]
+        until_s = time.monotonic() + TIMEOUT_S
+        while not (readers := [pid for pid in found["engine"] if reads_adapter(pid)]):
+            if time.monotonic() > until_s:
+                raise AssertionError("no adapter was read")
+            time.sleep(0.0005)
+        return readers
 
     def _num_needed(self) -> int:
         """Return the number of answers that needed the victim."""
@@ -476,7 +502,7 @@ def run_kills(
     report: Callable[[str], None] = lambda text: None,
 ) -> Kills:
     """Serve, kill, and return what was found."""
-    with serving(folder) as server:
+    with serving(folder, victim) as server:
         kills = Kills(server, victim, count, seed, report)
         asyncio.run(kills.run())
     if victim not in CUTS and kills.num_cuts:
