@@ -9,6 +9,8 @@ length would exhaust the memory, a wrong offset would read another tensor.
 from __future__ import annotations
 
 import mmap
+import os
+import stat
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -79,7 +81,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """Return the header of a file. Raises `ModelError` naming file and fault."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_regular) as file:
             size = path.stat().st_size
             if size < len(MAGIC) + 20 or file.read(len(MAGIC)) != MAGIC:
                 raise file_error(path, f"is not a GGUF file: it has {size} bytes and no GGUF magic")
@@ -87,6 +89,15 @@ def read_header(path: Path) -> Header:
                 return _Reader(path, whole, size).header()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file: a plain `open` of a FIFO waits for a writer."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "expected a regular file")
+    return descriptor
 
 
 class _Reader:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from core.api import EngineConfig, InvalidRequest, ModelError, SamplingParams
+from core.api.config import read_option_json
 from core.api.models import ModelSource
 from engine_gguf.config import make_config
 from engine_gguf.config_source import ConfigSource
@@ -93,7 +94,7 @@ def _config(
         return make_config(ConfigSource(settings, tensors, _factors(headers)))
     path = Path(str(folder)).expanduser() / "config.json"
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
+        stated = read_option_json("--hf-config-path", path)
         named = stated["architectures"][0]
     except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise ModelError(

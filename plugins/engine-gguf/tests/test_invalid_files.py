@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import tracemalloc
@@ -100,6 +101,25 @@ def test_broken_file_is_rejected_with_reason(name: str, tmp_path: Path) -> None:
     tracemalloc.stop()
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(path),
+    ],
+    ids=["FIFO", "folder", "device", "loop"],
+)
+def test_path_that_is_no_regular_file_is_refused(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.gguf"
+    make(path)
+    with pytest.raises(ModelError, match=r"a\.gguf cannot be read"):
+        read_header(path)
 
 
 def read_all(path: Path) -> None:
