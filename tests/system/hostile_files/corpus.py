@@ -10,6 +10,7 @@ from tests.system.hostile_files import (
     generation,
     image_processors,
     kv_folders,
+    option_files,
     quantization,
     templates,
     tokenizers,
@@ -27,4 +28,5 @@ CORPUS: Final[list[HostileFile]] = [
     *adapters.CORPUS,
     *kv_folders.CORPUS,
     *image_processors.CORPUS,
+    *option_files.CORPUS,
 ]

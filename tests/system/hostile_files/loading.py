@@ -6,8 +6,11 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
+import os
 import pkgutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +20,7 @@ from typing import Any, Final
 
 import builtin_plugins
 from core import LLM, AsyncLLM, RequestOutput, SamplingParams
-from core.api import EngineConfig, InvalidRequest, LoRARequest, RequestFailed
+from core.api import EngineConfig, EngineError, InvalidRequest, LoRARequest, RequestFailed
 from tests.system.hostile_files.kv_folders import DAMAGES
 
 for module in pkgutil.walk_packages(builtin_plugins.__path__, "builtin_plugins."):
@@ -171,3 +174,22 @@ def _damage(folder: Path, name: str) -> None:
     assert blocks, "the tier has stored nothing"
     for path in blocks:
         DAMAGES[name](path)
+
+
+def command(folder: Path, options: Mapping[str, Any]) -> None:
+    """Run a command line. Raises `EngineError` with the error that it prints."""
+    from core import option_files
+    from core.cli.main import main
+
+    setattr(option_files, "WRITER_S", 0.2)  # noqa: B010
+    file = str(folder / options["file"])
+    arguments = [
+        word.replace("{file}", file).replace("{folder}", str(folder))
+        for word in options["arguments"]
+    ]
+    printed = io.StringIO()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with contextlib.redirect_stderr(printed):
+        status = main(arguments)
+    if status != 0:
+        raise EngineError(printed.getvalue())

@@ -46,6 +46,7 @@ def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good") / "model"
     make_checkpoint("LlamaForCausalLM", folder, hidden_size=32, num_hidden_layers=2)
     make_adapter(folder, folder / "adapter", 4, base_model_name_or_path="good")
+    option_files.write_inputs(folder)
     return folder
 
 
