@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -87,9 +87,12 @@ class Tower(Protocol):
         """Return one item encoded; `inputs` are its input processor's tensors, on the device."""
 
     def rope_positions(
-        self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
+        self, token_ids: Sequence[int], items: Iterable[tuple[str, Mapping[str, torch.Tensor]]]
     ) -> RopePositions | None:
-        """Return a prompt's positions for its items (modality, tensors); None: one per token."""
+        """Return a prompt's positions for its items (modality, tensors); None: one per token.
+
+        The tensors are read when they are iterated over.
+        """
 
 
 class TowerSpec(Protocol):

@@ -3,18 +3,21 @@
 It alone decides, so all ranks have equal caches. A chunk of a prompt ends before the first item
 that the step cannot encode and, where an item's tokens see each other, before one that does not fit
 as a whole.
+
+Next to decode rows, an item is encoded at least one step before its tokens are computed: one step
+never takes the time of both.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.features.multimodal.encoder_cache import Counters, EncoderCache
 from builtin_plugins.features.multimodal.messages import (
     NAME,
     AheadItem,
@@ -33,26 +36,10 @@ MAX_IN_FLIGHT: Final = 4
 """Steps after which the worker halves have read what a step names."""
 MAX_LOOK_AHEAD: Final = 16
 """Waiting requests with items that are encoded ahead."""
-MAX_SEEN: Final = 8192
-"""Items of the past that are not encoded ahead: their prompts may be prefix hits."""
+MIXED_STEP_TOKENS: Final = 256
+"""Embeddings that a step with decode rows encodes, unless a single item is larger."""
 _decode = msgspec.msgpack.Decoder(RequestItems).decode
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts since the start."""
-
-    encoded: int = 0
-    """Items that were encoded."""
-    hits: int = 0
-    """Items that a step found in the encoder cache."""
-    evicted: int = 0
-    """Items that were removed from the encoder cache."""
-    processed: int = 0
-    """Items of requests: those that the input processor looked up in its store."""
-    known: int = 0
-    """Those of them that it found there."""
 
 
 class EncoderScheduler:
@@ -68,22 +55,27 @@ class EncoderScheduler:
         """Open requests with items: the scheduler's record, and the items."""
         self._holders: dict[str, tuple[TensorStore, set[str]]] = {}
         """Open requests by holder: the sequences of one request share it."""
-        self._cache: OrderedDict[bytes, int] = OrderedDict()
-        """Embeddings by content hash, the least recently used first."""
+        self.counters: Final = Counters()
+        self._cache: Final = EncoderCache(settings.cache_tokens, self.counters)
         self._planned: dict[bytes, int] = {}
         """Items that chunks of the step under construction need encoded."""
         self._pauses_decodes = False
         """Whether a run of tokens waits for a step without decode rows: the budget of steps
         with decode rows may be smaller than the run.
         """
+        self._prompts: set[str] = set()
+        """Requests with items in chunks that have not been planned."""
+        self._num_decode_rows = 0
+        """Decode rows of the step under construction."""
+        self._deferred: dict[bytes, AheadItem] = {}
+        """Items to encode in the step under construction, for chunks of a later one."""
+        self._ahead_steps: dict[str, int] = {}
+        """Number of the last step that encodes an item ahead, by holder."""
         self._ending: deque[tuple[int, TensorStore, str]] = deque()
         """Ended requests with tensors that a step in flight may read: (number of the step
         before which they ended, store, holder).
         """
         self._num_steps = 0
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-        """Items that were encoded, the newest last."""
-        self.counters: Final = Counters()
 
     # --- requests
 
@@ -107,17 +99,22 @@ class EncoderScheduler:
             self.counters.processed += len(items.items)
             self.counters.known += sum(item.was_known for item in items.items)
         self._requests[request.request_id] = request, items
+        self._prompts.add(request.request_id)
         self._holders[items.holder][1].add(request.request_id)
 
     def finished(self, request: Any) -> bool:
         """Forget the items of a request; release their tensors with its last sequence."""
         _, items = self._requests.pop(request.request_id, (None, None))
         if items is not None:
+            self._prompts.discard(request.request_id)
+            for item in items.items:
+                self._cache.release(item.content_hash)
             store, sequences = self._holders[items.holder]
             sequences.discard(request.request_id)
             if not sequences:
                 del self._holders[items.holder]
-                if _may_be_read(request):
+                ahead_step = self._ahead_steps.pop(items.holder, -MAX_IN_FLIGHT)
+                if _may_be_read(request) or self._num_steps - ahead_step < MAX_IN_FLIGHT:
                     self._ending.append((self._num_steps, store, items.holder))
                 else:
                     store.release(items.holder)
@@ -136,6 +133,9 @@ class EncoderScheduler:
             needed = [item for item, _ in _runs_between(items, max(first, start), min(stop, end))]
             if first >= end or stop <= start:
                 continue
+            if self._defer(request, items, needed):
+                end = max(start, first)
+                break
             is_cut = is_whole and stop > end
             self._pauses_decodes |= is_cut and first <= start
             if is_cut or not self._may_encode(needed):
@@ -144,13 +144,35 @@ class EncoderScheduler:
         return end - start
 
     def is_active(self) -> bool:
-        """Return whether the next step has no decode rows."""
-        return self._pauses_decodes
+        """Return whether the next step may have chunks with items, or has no decode rows."""
+        return self._pauses_decodes or bool(self._prompts)
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
-        """Return a limit of no tokens for all decode rows, for one step."""
+        """Note the decode rows. Return a limit of no tokens for all of them if a run waits."""
+        self._deferred.clear()
+        self._num_decode_rows = 0 if self._pauses_decodes else len(rows.rows)
+        limits = dict.fromkeys(rows.rows.tolist(), 0) if self._pauses_decodes else {}
         self._pauses_decodes = False
-        return dict.fromkeys(rows.rows.tolist(), 0)
+        return limits
+
+    def _defer(self, request: Any, items: RequestItems, needed: Sequence[RequestItem]) -> bool:
+        """Have missing items encoded in this step for a chunk of a later one.
+
+        False without decode rows, for items that do not fit the cache together, and for requests
+        that were preempted: they may wait for the last decode row.
+        """
+        missing = {
+            item.content_hash: item
+            for item in needed
+            if item.content_hash not in self._cache and item.content_hash not in self._planned
+        }
+        if not missing or not self._num_decode_rows or request.request_id not in self._prompts:
+            return False
+        if not self._cache.reserve({item.content_hash: item.num_tokens for item in needed}):
+            return False
+        for key, item in missing.items():
+            self._deferred[key] = AheadItem(items.folder, items.holder, item)
+        return True
 
     def _may_encode(self, items: Sequence[RequestItem]) -> bool:
         """Plan to encode items, unless they are cached; False if the step's budget is used up."""
@@ -173,44 +195,52 @@ class EncoderScheduler:
         if not self._requests:
             return None
         needed = self._needed(plan) if plan.rows else {}
-        encode = []
-        for key, size in needed.items():
+        encode = self._cache.need(needed)
+        used = sum(needed[key] for key in encode)
+        ahead = self._encode_deferred(used, sum(needed.values())) or self._encode_waiting(used)
+        if not needed and not ahead:
+            return None
+        for each in ahead:
+            encode.append(each.item.content_hash)
+            self._ahead_steps[each.holder] = self._num_steps
+        drop = self._cache.evict({*needed, *encode})
+        return _encode(StepItems(encode, drop, ahead))
+
+    def _encode_deferred(self, used: int, needed: int) -> list[AheadItem]:
+        """Return the deferred items that the step encodes, next to `used` embeddings of others.
+
+        They fit the cache next to the `needed` ones of the step.
+        """
+        found = []
+        limit = min(self._settings.step_tokens, MIXED_STEP_TOKENS)
+        for key, ahead in self._deferred.items():
+            size = ahead.item.num_tokens
             if key in self._cache:
-                self.counters.hits += 1
-                self._cache.move_to_end(key)
-            else:
-                self._add(key, size)
-                encode.append(key)
-        drop = self._evict(needed.keys()) if needed else []
-        ahead = self._encode_ahead(sum(needed[key] for key in encode))
-        encode += [each.item.content_hash for each in ahead]
-        return _encode(StepItems(encode, drop, ahead)) if needed or ahead else None
+                continue
+            if (used and used + size > limit) or needed + size > self._settings.cache_tokens:
+                break
+            used += size
+            needed += size
+            self._cache.add(key, size)
+            found.append(ahead)
+        self._deferred.clear()
+        return found
 
-    def _add(self, key: bytes, size: int) -> None:
-        """Add an item that the step encodes to the cache."""
-        self.counters.encoded += 1
-        self._cache[key] = size
-        self._seen[key] = None
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
-
-    def _encode_ahead(self, used: int) -> list[AheadItem]:
+    def _encode_waiting(self, used: int) -> list[AheadItem]:
         """Return the first item of a waiting request, if budget and cache have room for it.
 
         At most one a step, and none that was encoded before.
         """
-        cached = sum(self._cache.values())
         waiting = (items for request, items in self._requests.values() if request.row < 0)
         for items in islice(waiting, MAX_LOOK_AHEAD):
             for item in items.items:
                 key = item.content_hash
                 size = item.num_tokens
-                if key in self._cache or key in self._seen:
+                if key in self._cache or self._cache.was_encoded(key):
                     continue
-                fits = cached + size <= self._settings.cache_tokens
-                if not fits or used + size > self._settings.step_tokens:
+                if not self._cache.fits(size) or used + size > self._settings.step_tokens:
                     return []
-                self._add(key, size)
+                self._cache.add(key, size)
                 return [AheadItem(items.folder, items.holder, item)]
         return []
 
@@ -223,24 +253,15 @@ class EncoderScheduler:
     def _needed(self, plan: StepPlan) -> dict[bytes, int]:
         """Return the items of a step's chunks, with their numbers of embeddings."""
         needed: dict[bytes, int] = {}
-        by_row = {request.row: items for request, items in self._requests.values()}
+        by_row = {request.row: (request, items) for request, items in self._requests.values()}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             if row in by_row:
-                for item, _ in _runs_between(by_row[row], start, start + count):
+                request, items = by_row[row]
+                for item, _ in _runs_between(items, start, start + count):
                     needed[item.content_hash] = item.num_tokens
+                if start + count >= request.prompt_len:
+                    self._prompts.discard(request.request_id)
         return needed
-
-    def _evict(self, needed: Any) -> list[bytes]:
-        """Remove the least recently used items until the others fit; those of a step stay."""
-        dropped = []
-        for key in list(self._cache):
-            if sum(self._cache.values()) <= self._settings.cache_tokens:
-                break
-            if key not in needed:
-                del self._cache[key]
-                dropped.append(key)
-        self.counters.evicted += len(dropped)
-        return dropped
 
     def close(self) -> None:
         """End the input processor of an engine in the same process."""
@@ -258,7 +279,7 @@ class EncoderScheduler:
             "mm_encoder_runs_total": self.counters.encoded,
             "mm_encoder_cache_hits_total": self.counters.hits,
             "mm_encoder_cache_evictions_total": self.counters.evicted,
-            "mm_encoder_cache_tokens": sum(self._cache.values()),
+            "mm_encoder_cache_tokens": self._cache.num_tokens,
             "mm_cache_queries_total": self.counters.processed,
             "mm_cache_hits_total": self.counters.known,
         }

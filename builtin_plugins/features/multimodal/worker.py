@@ -142,9 +142,9 @@ class MultimodalWorker:
 
     def _rope_positions(self, new: NewRow, items: RequestItems) -> RopePositions | None:
         store = TensorStore(items.folder)
-        inputs = [
+        inputs = (  # read for towers with M-RoPE only
             (item.modality, store.read(items.holder, item.content_hash)) for item in items.items
-        ]
+        )
         found: RopePositions | None = self._tower.rope_positions(
             new.token_ids[: new.prompt_len], inputs
         )

@@ -111,11 +111,11 @@ class TransformersTower(nn.Module):
         return EncodedItem(_rows(features) * self._spec.scale, tuple(map(_rows, deepstack)))
 
     def rope_positions(
-        self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
+        self, token_ids: Sequence[int], items: Iterable[tuple[str, Mapping[str, torch.Tensor]]]
     ) -> RopePositions | None:
         """Return the positions that transformers gives a prompt with items, if it has M-RoPE."""
         indexer = getattr(self.base, "get_rope_index", None)
-        if indexer is None or not items:
+        if indexer is None:
             return None
         tokens = torch.tensor([list(token_ids)])
         types = torch.zeros_like(tokens)

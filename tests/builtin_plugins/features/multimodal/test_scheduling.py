@@ -67,6 +67,8 @@ class Batch:
         self.items: dict[str, RequestItems] = {}
         self.rows: dict[int, str] = {}
         self.done = 0
+        self.mixed: set[bytes] = set()
+        """Items encoded for a chunk of the same step, next to decode rows."""
         self.num_cuts = 0
         """Steps that end within an item."""
         self.needs_whole_prompts = False
@@ -136,6 +138,8 @@ class Batch:
                 if first < start + count and end > start:
                     assert end <= start + count, "a span was cut"
         assert set(needed) <= self.cached
+        if len(plan.decode_rows):
+            self.mixed |= set(needed) & set(step.encode)
         if needed:
             size = sum(key[0] for key in self.cached)
             assert size <= max(self.half._settings.cache_tokens, sum(needed.values()))
@@ -358,3 +362,58 @@ def test_nothing_is_encoded_ahead_that_evicts_or_may_be_a_prefix_hit(folder: str
     batch.add("c", [(2, 6)])  # the same prompt as "a"
     batch.run()
     assert batch.encoded == [key_of(6), key_of(5)]
+
+
+def decoding(folder: str, **engine: Any) -> Batch:
+    """Return a batch in which a text request decodes."""
+    batch = Batch(limits(**engine), folder, max_model_len=80, num_blocks=48)
+    batch.engine.add("text", [1, 2, 3], 40, eos_token_ids=())
+    batch.items["text"] = RequestItems("", "", [])
+    steps(batch, 1)
+    return batch
+
+
+@pytest.mark.parametrize("look_ahead", ["", "items"])
+def test_items_are_encoded_before_their_step_next_to_decode_rows(
+    folder: str, look_ahead: LookAhead
+) -> None:
+    batch = decoding(folder)
+    batch.add("a", [(2, 8), (1, 5)], look_ahead=look_ahead)
+    batch.add("b", [(0, 7), (1, 8)], look_ahead=look_ahead)
+    batch.run()
+    assert sorted(batch.encoded) == [key_of(number) for number in (5, 7, 8)]
+    assert batch.mixed == set()
+    assert list(batch.engine.finished) == ["a", "b", "text"]
+    batch.engine.check_outputs()
+
+
+def test_items_that_do_not_fit_the_cache_are_encoded_in_their_step(folder: str) -> None:
+    batch = decoding(folder, cache_tokens=6)
+    batch.add("a", [(2, 8)])
+    batch.add("b", [(2, 5)])
+    batch.run()
+    assert batch.encoded == [key_of(8), key_of(5)]
+    assert batch.mixed == {key_of(8)}
+
+
+def test_large_items_are_encoded_one_a_step_next_to_decode_rows(folder: str) -> None:
+    batch = decoding(folder, step_tokens=12)
+    batch.add("a", [(0, 7), (0, 6)])
+    steps(batch, 1)
+    assert batch.encoded == [key_of(7)]
+    steps(batch, 1)
+    assert batch.encoded == [key_of(7), key_of(6)]
+
+
+def test_tensors_encoded_ahead_outlive_an_abort_by_the_steps_in_flight(tmp_path: Path) -> None:
+    store = TensorStore(str(tmp_path))
+    store.open()
+    store.hold("a", [])
+    batch = decoding(str(tmp_path))
+    batch.add("a", [(0, 8)])
+    steps(batch, 1)
+    assert batch.encoded == [key_of(8)]
+    batch.engine.abort("a")
+    assert list(store.holders()) == ["a"]
+    steps(batch, MAX_IN_FLIGHT + 1)
+    assert list(store.holders()) == []
