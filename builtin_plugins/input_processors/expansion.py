@@ -46,6 +46,14 @@ def expand_text(
     return RenderedText("".join([*pieces, str(prompt)[end:]]), spans)
 
 
+def begun(prompt: RenderedText, start: str) -> RenderedText:
+    """Return a prompt that begins with a control token, if it does not yet."""
+    if not start or str(prompt).startswith(start):
+        return prompt
+    spans = [(first + len(start), end + len(start)) for first, end in prompt.control_spans]
+    return RenderedText(f"{start}{prompt}", [(0, len(start)), *spans])
+
+
 def expand_ids(
     token_ids: Sequence[int],
     items: Sequence[tuple[ProcessedItem, Sequence[int]]],

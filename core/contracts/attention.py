@@ -83,9 +83,7 @@ class AttentionBackend(Protocol):
       plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
       [num_tokens] int64; it may change both in place. Layers without it call `attend`.
     - `look_ahead(plan, spans)`: the plan with tokens that also see
-      later ones, inside their window. A span is
-      (first token of the step, end, position after the last visible
-      one).
+      later ones, inside their window (`LookAheadSpan`).
     """
 
     graph_support: str

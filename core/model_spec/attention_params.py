@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+class LookAheadSpan(NamedTuple):
+    """Consecutive tokens of a step that see later ones."""
+
+    start: int
+    """First token of the step."""
+    stop: int
+    """Token of the step after the last one."""
+    end: int
+    """Position after the last visible one of their own run."""
+    later: tuple[tuple[int, int], ...] = ()
+    """Visible positions after that: first one, and after the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,6 +364,8 @@ _PARTS: Final = (
 def stated_vocabulary(stated: Mapping[str, Any]) -> int | None:
     """Return the largest vocabulary size in a config and its parts; None without one."""
     sizes = [value for name in _SIZES if type(value := stated.get(name)) is int and value > 0]
+    more = stated.get("additional_vocab_size")  # tokens of prompts only (Molmo 2)
+    sizes = [size + more if type(more) is int else size for size in sizes]
     for name in _PARTS:
         part = stated.get(name)
         inner = stated_vocabulary(part) if isinstance(part, Mapping) else None

@@ -17,9 +17,10 @@ PROMPT_EMBEDS: Final = "prompt_embeds"
 """Feature name of the width of a decoder's embeddings, and of prompts given as embeddings."""
 
 
-LookAhead = Literal["", "items", "windowed_items", "prompt"]
+LookAhead = Literal["", "items", "windowed_items", "all_items", "prompt"]
 """Tokens that see each other: none, those of an item, those of an item in layers with a sliding
-window only, or all of a prompt with items. A step computes such a run of tokens together.
+window only, those of all items of a prompt (but not the text between them), or all of a prompt with
+items. A step computes such tokens together.
 """
 
 

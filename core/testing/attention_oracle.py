@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from core.contracts.attention import AttentionBackend, AttentionInputs
-from core.model_spec.attention_params import AttentionParams
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 from core.model_spec.kv import (
     ChunkedLocal,
     CrossAttention,
@@ -144,7 +144,7 @@ class PagedSequences:
                 start, end = spans.get(sequence, (0, 0))
                 first = max(start + offset, token)
                 if first < end + offset:
-                    ahead.append((first, end + offset, end))
+                    ahead.append(LookAheadSpan(first, end + offset, end))
             plan = self.backend.look_ahead(plan, ahead)  # type: ignore[attr-defined]
         got = self.backend.attend(self.params, query, key, value, self.cache, plan)
         truth = []

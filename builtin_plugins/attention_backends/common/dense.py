@@ -13,13 +13,13 @@ def attend_dense(
     key: torch.Tensor,
     value: torch.Tensor,
     positions: torch.Tensor,
-    key_start: int,
-    visible_end: int | None = None,
+    key_start: int = 0,
+    visible: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return [n, heads, size of a value] for one sequence; keys [m, kv_heads, head_size] begin at
     `key_start`.
 
-    With `visible_end`, tokens see all later keys below that position, instead of none.
+    With `visible`, the keys have these positions, and tokens see the later ones, too.
     """
     per_kv = params.heads // params.kv_heads
     key = key.float().repeat_interleave(per_kv, dim=1)  # [m, heads, head_size]
@@ -27,11 +27,11 @@ def attend_dense(
     scores = torch.einsum("nhd,mhd->hnm", query.float(), key) * params.scale
     if params.softcap is not None:
         scores = params.softcap * torch.tanh(scores / params.softcap)
-    key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
+    key_positions = visible
+    if key_positions is None:
+        key_positions = torch.arange(key_start, key_start + len(key), device=query.device)
     distance = key_positions[None] - positions[:, None]
-    hidden = (distance > 0) & params.causal
-    if visible_end is not None:
-        hidden &= key_positions[None] >= visible_end
+    hidden = (distance > 0) & (params.causal and visible is None)
     if params.window is not None:
         hidden |= key_positions[None] <= positions[:, None] - params.window
     if params.chunk is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from builtin_plugins.attention_backends.common.dense import attend_dense, first_visible
-from core.model_spec.attention_params import AttentionParams
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 
 MAX_SCORES: Final = 1 << 24
 """Maximum attention scores in memory at a time."""
@@ -33,8 +33,7 @@ class LookAheadPlan:
     kv_lens: Sequence[int]
     block_table: torch.Tensor
     block_size: int
-    spans: Sequence[tuple[int, int, int]]
-    """(first token of the step, token after the last one, position after the last visible one)."""
+    spans: Sequence[LookAheadSpan]
 
 
 def attend_spans(
@@ -45,11 +44,12 @@ def attend_spans(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """Write the attention of spans to `out` [num_tokens, heads, value size], and return it."""
-    for start, stop, end in plan.spans:
+    for start, stop, end, later in plan.spans:
         sequence = bisect_right(plan.query_starts, start) - 1
         offset = plan.kv_lens[sequence] - plan.query_starts[sequence + 1]
         first = first_visible(params, start + offset)
-        positions = torch.arange(first, end, device=query.device)
+        ranges = ((first, end), *later)
+        positions = torch.cat([torch.arange(*each, device=query.device) for each in ranges])
         blocks = plan.block_table[sequence, positions // plan.block_size].long()
         kv = read(blocks * plan.block_size + positions % plan.block_size)
         step = max(1, MAX_SCORES // (params.heads * len(positions)))
@@ -62,7 +62,6 @@ def attend_spans(
                 kv[:, 0],
                 kv[:, -1, :, : params.value_size],
                 own,
-                first,
-                visible_end=end,
+                visible=positions,
             )
     return out

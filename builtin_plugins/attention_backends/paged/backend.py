@@ -20,7 +20,7 @@ from builtin_plugins.attention_backends.common.quantized_kv import (
 )
 from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.api.models import AttentionBackend, AttentionInputs
-from core.model_spec.attention_params import AttentionParams
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 from core.model_spec.kv import KVSpec
 
 LANES: Final = 16
@@ -60,9 +60,7 @@ class PagedAttention:
         where = inputs.block_table, inputs.slots, inputs.block_size, inputs.slot_tokens
         return AttentionStep(self._library, inputs.query_starts, lengths, *where)
 
-    def look_ahead(
-        self, plan: AttentionStep, spans: Sequence[tuple[int, int, int]]
-    ) -> LookAheadPlan:
+    def look_ahead(self, plan: AttentionStep, spans: Sequence[LookAheadSpan]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         lengths = plan.lengths.tolist()
         where = plan.starts.tolist(), lengths, plan.tables, plan.facts.block_size

@@ -16,7 +16,7 @@ from builtin_plugins.attention_backends.common.quantized_kv import (
     quantize_kv,
 )
 from core.api.models import AttentionInputs
-from core.model_spec.attention_params import AttentionParams
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 from core.model_spec.kv import KVSpec
 
 
@@ -36,9 +36,7 @@ class ReferenceAttention:
         """Return the inputs; no plan is needed."""
         return inputs
 
-    def look_ahead(
-        self, plan: AttentionInputs, spans: Sequence[tuple[int, int, int]]
-    ) -> LookAheadPlan:
+    def look_ahead(self, plan: AttentionInputs, spans: Sequence[LookAheadSpan]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         where = plan.query_starts, plan.kv_lens, plan.block_table, plan.block_size
         return LookAheadPlan(plan, *where, spans)

@@ -23,7 +23,7 @@ from builtin_plugins.attention_backends.torch_sdpa.plan import (
     StepPlan,
 )
 from core.api.models import AttentionInputs
-from core.model_spec.attention_params import AttentionParams
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 from core.model_spec.kv import KVSpec
 
 MAX_SCORES: Final = 1 << 24
@@ -52,7 +52,7 @@ class TorchAttention:
         """Return the plan shared by the layers of a group."""
         return StepPlan(inputs)
 
-    def look_ahead(self, plan: StepPlan, spans: Sequence[tuple[int, int, int]]) -> LookAheadPlan:
+    def look_ahead(self, plan: StepPlan, spans: Sequence[LookAheadSpan]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         inputs = plan.inputs
         where = inputs.query_starts, inputs.kv_lens, inputs.block_table, inputs.block_size

@@ -15,7 +15,7 @@ from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
 from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from core.api.models import AttentionInputs
-from core.model_spec.attention_params import AttentionParams, QkNormRope
+from core.model_spec.attention_params import AttentionParams, LookAheadSpan, QkNormRope
 from core.model_spec.kv import KVSpec
 
 PROGRAMS_PER_PROCESSOR: Final = 4
@@ -129,7 +129,7 @@ class TritonAttention:
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
         return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens, inputs)
 
-    def look_ahead(self, plan: Plan, spans: Sequence[tuple[int, int, int]]) -> LookAheadPlan:
+    def look_ahead(self, plan: Plan, spans: Sequence[LookAheadSpan]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         inputs = plan.inputs
         assert inputs is not None, "a static plan has no spans"

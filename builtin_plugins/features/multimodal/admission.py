@@ -190,9 +190,12 @@ class MultimodalAdmission:
             for item in items
             for run in item.runs
         ]
-        if self._facts.look_ahead == "prompt":
-            spans.append(_prompt_span(prompt.token_ids))
-        message = RequestItems(self._host.folder, holder, items, self._look_ahead(spans))
+        look_ahead = self._look_ahead(items, len(prompt.token_ids))
+        sees_all = self._facts.look_ahead == "all_items"
+        message = RequestItems(self._host.folder, holder, items, look_ahead, sees_all)
+        if sees_all or self._facts.look_ahead == "prompt":
+            spans.append(joint_span(prompt.token_ids, message))
+        self._check_units(message)
         return replace(
             request,
             prompt_token_ids=prompt.token_ids,
@@ -201,14 +204,21 @@ class MultimodalAdmission:
             features={**request.features, NAME: msgspec.msgpack.encode(message)},
         )
 
-    def _look_ahead(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
-        """Return the runs of tokens that see each other. Raises `InvalidRequest` for long ones."""
+    def _look_ahead(self, items: Sequence[RequestItem], prompt_len: int) -> list[tuple[int, int]]:
+        """Return the runs of tokens that see each other."""
         assert self._facts is not None
         if not self._facts.look_ahead:
             return []
         if self._facts.look_ahead == "prompt":
-            spans = spans[-1:]
-        longest = max(span.length for span in spans)
+            return [(0, prompt_len)]
+        if self._facts.look_ahead == "all_items":  # with the tokens between an item's runs
+            own = [(item.runs[0], item.runs[-1]) for item in items]
+            return sorted((first.start, last.start + last.length) for first, last in own)
+        return sorted((run.start, run.start + run.length) for item in items for run in item.runs)
+
+    def _check_units(self, message: RequestItems) -> None:
+        """Raise `InvalidRequest` for tokens that see each other and do not fit a step."""
+        longest = max((end - start for start, end in message.units()), default=0)
         budget = self._settings.chunk_tokens
         if longest > budget:
             raise InvalidRequest(
@@ -216,7 +226,6 @@ class MultimodalAdmission:
                 f"got {longest} tokens that a step computes together; expected at most {budget} "
                 "(--max-num-batched-tokens, --long-prefill-token-threshold). Send smaller items.",
             )
-        return sorted((span.start, span.start + span.length) for span in spans)
 
     def _locate(
         self, token_ids: Sequence[int], counts: Sequence[tuple[str, int]]
@@ -242,10 +251,13 @@ class MultimodalAdmission:
         return found
 
 
-def _prompt_span(token_ids: Sequence[int]) -> Span:
-    """Return a span of a whole prompt: its keys and values depend on all of its tokens."""
-    digest = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
-    return Span(0, len(token_ids), "prompt", digest)
+def joint_span(token_ids: Sequence[int], message: RequestItems) -> Span:
+    """Return the span of all tokens with keys and values that depend on later tokens and items."""
+    ((start, end),) = message.units()
+    digest = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in token_ids[start:end]))
+    for item in message.items:
+        digest.update(item.content_hash)
+    return Span(start, end - start, "prompt", digest.digest())
 
 
 def _runs(positions: Sequence[int]) -> list[ItemRun]:

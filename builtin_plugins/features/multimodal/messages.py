@@ -48,6 +48,18 @@ class RequestItems(msgspec.Struct, array_like=True, frozen=True):
     items: list[RequestItem]
     look_ahead: list[tuple[int, int]] = []
     """Runs of tokens that see each other: position of the first one, and after the last one."""
+    sees_all: bool = False
+    """Whether the tokens of each run see those of all runs."""
+
+    def units(self) -> list[tuple[int, int]]:
+        """Return the runs of `look_ahead` that a step computes as a whole."""
+        if self.look_ahead and self.sees_all:
+            return [(self.look_ahead[0][0], self.look_ahead[-1][1])]
+        return self.look_ahead
+
+    def later(self, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the other runs that the tokens of the run up to `end` see ahead."""
+        return tuple(run for run in self.look_ahead if self.sees_all and run[0] >= end)
 
 
 class AheadItem(msgspec.Struct, array_like=True, frozen=True):

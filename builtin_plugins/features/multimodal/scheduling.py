@@ -298,7 +298,7 @@ def _may_be_read(request: Any) -> bool:
 def _units(items: RequestItems) -> list[tuple[int, int]]:
     """Return the runs of tokens of which a step needs all items, in order."""
     runs = [(run.start, run.start + run.length) for item in items.items for run in item.runs]
-    return sorted(items.look_ahead or runs)
+    return sorted(items.units() or runs)
 
 
 def _runs_between(items: RequestItems, start: int, end: int) -> list[tuple[RequestItem, ItemRun]]:

@@ -22,6 +22,7 @@ from builtin_plugins.metric_sinks.api import MemoryOwners
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, NewRow, WorkerParts
 from core.api.models import ForwardBatch
+from core.model_spec.attention_params import LookAheadSpan
 from core.model_spec.kv import RecurrentState, SlidingWindow
 from core.model_spec.tower import EncodedItem, RopePositions
 
@@ -204,7 +205,8 @@ class MultimodalWorker:
                 first = max(start, segment.start)
                 if first < min(end, segment.start + segment.count):
                     offset = segment.token - segment.start
-                    spans.append((first + offset, end + offset, end))
+                    later = segment.row.items.later(end)
+                    spans.append(LookAheadSpan(first + offset, end + offset, end, later))
         if not spans:
             return
         windows_only = self._tower.facts.look_ahead == "windowed_items"

@@ -25,6 +25,10 @@ from builtin_plugins.input_processors.transformers.minicpm import (
     MiniCPMCanvasProcessor,
     MiniCPMProcessor,
 )
+from builtin_plugins.input_processors.transformers.molmo2 import (
+    Molmo2ImageProcessorPil,
+    Molmo2ImageTexts,
+)
 from builtin_plugins.input_processors.transformers.pixtral import PixtralProcessor
 from builtin_plugins.input_processors.transformers.smolvlm import SmolVLMProcessor
 from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
@@ -40,6 +44,7 @@ STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
         "Idefics2Processor": Idefics2ImageTexts,
         "MiniCPMV4_6Processor": MiniCPMProcessor,
         "MiniCPMV4_7Processor": MiniCPMCanvasProcessor,
+        "Molmo2Processor": Molmo2ImageTexts,
         "PixtralProcessor": PixtralProcessor,
         "SmolVLMProcessor": SmolVLMProcessor,
     }
@@ -51,6 +56,7 @@ IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
         "Kimi_K25ImageProcessor": Kimi_K25ImageProcessorPil,
         "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
         "Llama4ImageProcessor": Llama4ImageProcessorPil,
+        "Molmo2ImageProcessor": Molmo2ImageProcessorPil,
         "Step3p7ImageProcessor": Step3p7ImageProcessorPil,
     }
 )
@@ -94,9 +100,9 @@ def _load(source: ModelSource) -> Any:
     processor_class: Any = STAND_INS.get(name) or getattr(transformers, name, None)
     try:
         image_processor = _image_processor(path)
-        if name in STAND_INS:
-            return processor_class.from_pretrained(path, image_processor=image_processor)
         is_own = type(image_processor) in IMAGE_STAND_INS.values()
+        if name in STAND_INS and not is_own:
+            return processor_class.from_pretrained(path, image_processor=image_processor)
         if processor_class is not None and (
             is_own or not PARTS.issuperset(processor_class.get_attributes())
         ):

@@ -7,20 +7,26 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
 from PIL import Image
 
 from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
-from builtin_plugins.input_processors.expansion import expand_ids, expand_text
+from builtin_plugins.input_processors.expansion import begun, expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.embedded import SIZE, embedded_item
 from builtin_plugins.input_processors.transformers.loading import load_processor
 from builtin_plugins.input_processors.transformers.settings import PATCHES, check_settings
 from core.api import EngineConfig, InvalidRequest, ModelError
 from core.api.models import ModelSource
 from core.api.serving import RenderedText
+
+PATCH_AND_MARKS: Final = (
+    *("image_patch_id", "image_start_token_id", "low_res_image_start_token_id"),
+    "image_end_token_id",
+)
+"""Fields of a config with the tokens of a patch, and those that enclose the patches of a crop."""
 
 
 class TransformersProcessor:
@@ -96,7 +102,8 @@ class TransformersProcessor:
 
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""
-        return expand_text(prompt, self._numbered(items), self.placeholders, self._special)
+        expanded = expand_text(prompt, self._numbered(items), self.placeholders, self._special)
+        return begun(expanded, getattr(self._processor, "start_text", ""))
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:
         """Return token ids with each item's tokens for its placeholder."""
@@ -126,6 +133,8 @@ def _placeholder_ids(hf_config: Any, processor: Any) -> set[int]:
         token = getattr(hf_config, name, None)
         if token is not None:
             return {token, *getattr(hf_config, "visual_indicator_token_ids", ())}
+    if hasattr(hf_config, "image_patch_id"):  # Molmo 2
+        return {getattr(hf_config, name) for name in PATCH_AND_MARKS}
     return {token for token in processor.image_token_ids if token is not None}
 
 

@@ -13,6 +13,7 @@ from builtin_plugins.models.vision import (
     gemma3n,
     llama4,
     logits,
+    molmo2,
     ovis2,
     qwen3_vl_moe,
 )
@@ -90,6 +91,12 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "MiniCPMV4_6ForConditionalGeneration": Family(),
         "MiniCPMV4_7ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
         "Mistral3ForConditionalGeneration": Family(),
+        "Molmo2ForConditionalGeneration": Family(
+            look_ahead=molmo2.all_items,
+            marks=molmo2.token_ids,
+            arrange=molmo2.arrange,
+            text=molmo2.TEXT,
+        ),
         "Ovis2ForConditionalGeneration": Family(marks=ovis2.token_ids, arrange=ovis2.arrange),
         "PaddleOCRVLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
         "PaliGemmaForConditionalGeneration": Family(

@@ -30,6 +30,8 @@ class TextPart:
     """
     prepare: Callable[[Any], None] | None = None
     """Changes the modules of a loaded model."""
+    vocab_size: Callable[[Any], int] | None = None
+    """Returns the number of tokens of prompts, of a config; None: that of the head."""
 
 
 UNCHANGED: Final = TextPart()
@@ -58,6 +60,7 @@ class ImageTextModel(GenericModel):
     def __init__(self, spec: ImageTextSpec, context: BuildContext) -> None:
         super().__init__(spec.config, spec.model_class, spec.max_positions, context)
         self.spec = spec
+        self.vocab_size = spec.vocab_size
         self.tower = TransformersTower(spec.tower, context)
         self._deepstack: Sequence[torch.Tensor] = ()
 
@@ -82,6 +85,14 @@ class ImageTextModel(GenericModel):
         inputs = self.spec.text.inputs
         more = {} if inputs is None else inputs(self.spec.config, self.base, batch)
         return self._hidden(tokens, positions, **more)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab] in float32; tokens of prompts only are never sampled."""
+        found = super().logits(hidden)
+        missing = self.spec.vocab_size - found.shape[-1]
+        if not missing:
+            return found
+        return torch.nn.functional.pad(found, (0, missing), value=float("-inf"))
 
     def _set_parts(self, model: Any) -> None:
         """Set `base` and the tower."""

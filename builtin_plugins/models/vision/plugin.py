@@ -42,6 +42,7 @@ def engine_models() -> list[Entry]:
         Entry("MiniCPMV4_6ForConditionalGeneration", SPEC, "MiniCPM-V 4.6, images"),
         Entry("MiniCPMV4_7ForConditionalGeneration", SPEC, "MiniCPM-V 4.7, images"),
         Entry("Mistral3ForConditionalGeneration", SPEC, "Mistral 3"),
+        Entry("Molmo2ForConditionalGeneration", SPEC, "Molmo 2, images"),
         Entry("Ovis2ForConditionalGeneration", SPEC, "Ovis2"),
         Entry("PaddleOCRVLForConditionalGeneration", SPEC, "PaddleOCR-VL"),
         Entry("PaliGemmaForConditionalGeneration", SPEC, "PaliGemma and PaliGemma 2"),

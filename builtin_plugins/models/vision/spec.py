@@ -85,7 +85,9 @@ def _image_text(
             f"decoder for {model_class.__name__}, because in transformers {reason}. Serve another "
             "checkpoint."
         )
-    return ImageTextSpec(config, model_class, text.vocab_size, tower=tower, text=family.text)
+    counted = family.text.vocab_size
+    vocab_size = text.vocab_size if counted is None else counted(config)
+    return ImageTextSpec(config, model_class, vocab_size, tower=tower, text=family.text)
 
 
 def _text_config(config: Any) -> Any:

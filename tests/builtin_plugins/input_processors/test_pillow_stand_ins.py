@@ -13,6 +13,7 @@ from PIL import Image
 
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
 from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
+from builtin_plugins.input_processors.transformers.molmo2 import Molmo2ImageProcessorPil
 from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
 
 CROPS: Final = {
@@ -25,6 +26,15 @@ CROPS: Final = {
 }
 """Numbers of crops of transformers 5.23 with torchvision 0.28, by width and height of an image:
 LFM2-VL's, Command A Vision's and Step 3.7's.
+"""
+
+MOLMO_2: Final = {
+    (40, 30): ([14, 14, 14, 14], 0.393976),
+    (640, 480): ([14, 14, 23, 23], 0.387518),
+    (300, 1700): ([14, 14, 61, 14], 0.384200),
+}
+"""Molmo 2's rows and columns of tokens by width and height of an image, and the standard deviation
+of the values of an image of noise, of the same versions.
 """
 
 
@@ -55,3 +65,13 @@ def test_step_3_7_cuts_an_image_into_the_windows_of_transformers(size: tuple[int
     assert found["num_local_patches"].tolist() == [count]
     assert len(found.get("pixel_values_local", ())) == count
     assert found["pixel_values"].shape == (1, 3, 728, 728)
+
+
+@pytest.mark.parametrize("size", MOLMO_2)
+def test_molmo_2_resizes_and_cuts_an_image_as_transformers(size: tuple[int, int]) -> None:
+    width, height = size
+    noise = np.random.RandomState(width).randint(0, 255, (height, width, 3), dtype=np.uint8)
+    found: Any = Molmo2ImageProcessorPil()(Image.fromarray(noise), return_tensors="pt")
+    grid, deviation = MOLMO_2[size]
+    assert found["image_grids"].tolist() == [grid]
+    assert float(found["pixel_values"].std()) == pytest.approx(deviation, abs=1e-5)

@@ -53,6 +53,8 @@ ONE: Final = Case("look {} what?", [FIRST])
 OTHER: Final = Case("look {} what?", [SECOND])
 THREE: Final = Case("{} and {} and {} compare these", [FIRST, SECOND, THIRD])
 AGAIN: Final = Case("{} and {} and {} compare those", [FIRST, SECOND, FIRST])
+LAST: Final = Case(THREE.text, [FIRST, SECOND, FIRST])
+"""The prompt of `THREE` with another last image."""
 NONE: Final = Case("no picture at all here")
 
 

@@ -19,6 +19,7 @@ from core.cli.main import main
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
 from tests.builtin_plugins.models.vision.parity import (
     AGAIN,
+    LAST,
     LONG_TOKENS,
     NONE,
     NUM_TOKENS,
@@ -100,6 +101,12 @@ def test_another_image_is_no_prefix_hit(served: Served, llm: LLM) -> None:
         assert 0 < output.num_cached_tokens < len(output.prompt_token_ids)
     else:
         assert not output.num_cached_tokens
+
+
+@pytest.mark.slow
+def test_a_prefix_before_another_last_image_equals_transformers(served: Served, llm: LLM) -> None:
+    served.check(llm, THREE)
+    served.check(llm, LAST)
 
 
 @pytest.mark.slow
