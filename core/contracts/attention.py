@@ -82,8 +82,9 @@ class AttentionBackend(Protocol):
     - `attend_with_rope(params, qk_norm_rope, query, key, value, positions, cache,
       plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
       [num_tokens] int64; it may change both in place. Layers without it call `attend`.
-    - `look_ahead(plan, spans)`: the plan with tokens that also see
-      later ones, inside their window (`LookAheadSpan`).
+    - `look_ahead(plan, spans)`: the plan with tokens
+      that also see later ones, inside their
+      window (`LookAheadSpan`).
     """
 
     graph_support: str

@@ -1,4 +1,4 @@
-"""Runs of tokens that see each other: what a step computes together, and what cached blocks name."""
+"""Runs of tokens that see each other: what a step computes together, and what blocks name."""
 
 from __future__ import annotations
 
