@@ -22,7 +22,7 @@ from builtin_plugins.routes.anthropic.routes import AnthropicRoutes
 from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.tokens.tokenize import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
-from core import AsyncLLM
+from core import LLM, AsyncLLM
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.commands.test_model_pool import lru_loads
 from tests.served import COLD, COMMAND
@@ -230,3 +230,75 @@ def test_three_models_with_room_for_two_answer_mixed_requests(tmp_path: Path) ->
         assert reply.status_code == 200
         models = {pid for pid, name in before.items() if not name.startswith("engine-")}
         assert models <= set(server.children()), "the models' processes were not preserved"
+
+
+@pytest.mark.slow
+def test_pooling_models_answer_next_to_a_generating_one(tmp_path: Path) -> None:
+    kinds = {
+        "writer": ("LlamaForCausalLM", {}),
+        "vectors": ("BertModel", {}),
+        "ranker": ("BertForSequenceClassification", {"num_labels": 1}),
+    }
+    folders = {}
+    for name, (architecture, fields) in kinds.items():
+        folders[name] = make_checkpoint(architecture, tmp_path / name, seed=1, **fields)
+    texts = ["in on the", "he then on", "an other at the, then"]
+    query = "the other in the then"
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_threads": 1}
+    with LLM(str(folders["vectors"]), **settings) as llm:
+        vectors = [out.outputs.embedding for out in llm.embed(texts, use_tqdm=False)]
+        tokens = llm.get_tokenizer().encode(query)  # type: ignore[union-attr]
+    with LLM(str(folders["ranker"]), **settings) as llm:
+        scores = [out.outputs.score for out in llm.score(query, texts, use_tqdm=False)]
+
+    file = tmp_path / "models.yaml"
+    file.write_text("".join(f"{name}: {folder}\n" for name, folder in folders.items()))
+    flags = ("--models-file", str(file), "--max-loaded-models", "2", "--dtype", "float32")
+    with serving(tmp_path, *flags, "--max-model-len", "64", "--num-threads", "1") as server:
+
+        def post(path: str, model: str, **fields: Any) -> httpx.Response:
+            body = {"model": model, **fields}
+            return httpx.post(f"{server.url}{path}", json=body, timeout=TIMEOUT_S)
+
+        def states() -> dict[str, str]:
+            cards = server.get("/v1/models").json()["data"]
+            return {card["id"]: card["status"]["value"] for card in cards}
+
+        reply = post("/v1/completions", "writer", prompt=query, max_tokens=4, keep_alive="9h")
+        assert (reply.status_code, reply.json()["model"]) == (200, "writer")
+        assert reply.headers["x-ignored-fields"] == "keep_alive"
+        reply = post("/v1/embeddings", "vectors", input=texts)
+        assert reply.json()["model"] == "vectors"
+        for each, expected in zip(reply.json()["data"], vectors, strict=True):
+            assert each["embedding"] == pytest.approx(expected, abs=1e-5)
+        assert states() == {"writer": "loaded", "vectors": "loaded", "ranker": "unloaded"}
+
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            results = post(path, "ranker", query=query, documents=texts).json()["results"]
+            found = {each["index"]: each["relevance_score"] for each in results}
+            assert [found[i] for i in range(3)] == pytest.approx(scores, abs=1e-5)
+        reply = post("/score", "ranker", text_1=query, text_2=texts)
+        assert [each["score"] for each in reply.json()["data"]] == pytest.approx(scores, abs=1e-5)
+        assert states() == {"writer": "unloaded", "vectors": "loaded", "ranker": "loaded"}
+
+        reply = post("/tokenize", "vectors", prompt=query)
+        assert reply.json()["tokens"] == tokens
+        reply = post("/detokenize", "vectors", tokens=tokens)
+        assert query in reply.json()["prompt"]
+        reply = post("/pooling", "vectors", input=texts[0])
+        assert reply.status_code == 200, reply.text
+        reply = post("/v2/embed", "vectors", texts=texts, embedding_types=["float"])
+        assert reply.status_code == 200, reply.text
+        assert server.loads() == {"writer": 1, "vectors": 1, "ranker": 1}
+
+        for path, fields in (
+            ("/v1/completions", {"prompt": query}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": query}]}),
+        ):
+            assert post(path, "vectors", **fields).status_code in (400, 404)
+        for path, fields in (
+            ("/v1/embeddings", {"input": query}),
+            ("/rerank", {"query": query, "documents": texts}),
+        ):
+            assert post(path, "writer", **fields).status_code in (400, 404)
+        assert states() == {"writer": "loaded", "vectors": "loaded", "ranker": "unloaded"}
