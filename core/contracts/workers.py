@@ -28,8 +28,8 @@ joined.
 class Executor(Protocol):
     """Runs workers. Results come back in the order of the plans.
 
-    Optional: `silence_s()` of an executor with processes: seconds since the last
-    heartbeat of the slowest one.
+    Optional, with processes: `silence_s()` returns the seconds since the last heartbeat
+    of the slowest one, `check_health()` raises `EngineDead` if one has ended.
     """
 
     depth: int
@@ -40,7 +40,7 @@ class Executor(Protocol):
     """Callback set by the engine: receives messages of worker halves between
     steps.
 
-    Arguments: feature name and data. Called from any thread.
+    Called from any thread with (feature, data); an empty name has `check_health` called.
     """
 
     def start(self) -> WorkerInfo:

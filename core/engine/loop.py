@@ -80,9 +80,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True while `step` has something to do."""
-        if self._in_flight or self._completed_outputs or self.scheduler.has_work:
-            return True
-        return not self._pending_calls.empty()
+        computes = self._in_flight or self._completed_outputs or self.scheduler.has_work
+        return bool(computes) or not self._pending_calls.empty()
 
     def add(self, requests: Sequence[EngineRequest], *, resumed: bool = False) -> None:
         """Queue all sequences of one request; if one is refused, none.
@@ -183,6 +182,7 @@ class EngineCore:
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:
+            getattr(self.executor, "check_health", bool)()
             return StepOutputs(deltas=self._ended(self.scheduler.take_failed()))
         return self._collect(started_s)
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from core.api import EngineConfig, Registry
     from core.api.execution import StepPlan, StepResult
     from core.api.models import ModelSource
+    from core.api.plugins import PluginPlan
     from core.model_spec.kv import KVLayout
 
 STEP_TIMEOUT_S: Final = 3.0
@@ -141,7 +142,7 @@ class ProcessExecutor:
         group = Group("ranks", self._size)
         with rendezvous(self._launcher.host) as place:
             for rank in range(self._size):
-                start = self._start_of(rank)
+                start = _start_of(rank, self._plugins, self._config)
                 process = RankProcess(
                     self._launcher, start, environment, group, self._receive_later
                 )
@@ -151,18 +152,6 @@ class ProcessExecutor:
             self._infos = [answer.info for answer in loaded]
             self._steps.reports = any(answer.reports for answer in loaded)
         return WorkerInfo.combine(self._infos, self._tensor)
-
-    def _start_of(self, rank: int) -> Start:
-        level = logging.getLogger("core").getEffectiveLevel()
-        return Start(
-            target="builtin_plugins.executors.mp.loop:run",
-            process=_name(rank),
-            plan=self._plugins,
-            config=self._config,
-            sys_path=[os.path.abspath(folder) for folder in sys.path],
-            log_level=logging.getLevelName(level).lower(),
-            rank=rank,
-        )
 
     def allocate(self, layout: KVLayout) -> None:
         """Allocate the KV cache of every rank's layers."""
@@ -252,10 +241,10 @@ class ProcessExecutor:
 
     # --- messages of ranks -----------------------------------------------------------------------
 
-    def _receive_step_message(self) -> bool:
-        """Record one message about a step; False if none arrived within a tick."""
+    def _receive_step_message(self, timeout_s: float = TICK_S) -> bool:
+        """Record one message about a step; False if none arrived in time."""
         try:
-            received = self._receive()
+            received = self._receive(timeout_s)
         except EngineDead:
             raise
         except EngineError as error:
@@ -282,13 +271,15 @@ class ProcessExecutor:
     def _receive_later(self, rank: int, message: Any) -> None:
         if isinstance(message, FeatureMessage):
             self.on_message(message.name, message.data)
-        else:
-            self._messages.put((rank, message))
+            return
+        self._messages.put((rank, message))
+        if isinstance(message, EngineError):
+            self.on_message("", b"")  # an idle engine reads no messages
 
-    def _receive(self) -> tuple[int, Any] | None:
-        """Return (rank, message), or None after a tick. Raises the error that ended a rank."""
+    def _receive(self, timeout_s: float = TICK_S) -> tuple[int, Any] | None:
+        """Return (rank, message), or None after the timeout. Raises the error that ended a rank."""
         try:
-            rank, message = self._messages.get(timeout=TICK_S)
+            rank, message = self._messages.get(timeout=timeout_s)
         except queue.Empty:
             self._check_heartbeats()
             return None
@@ -321,6 +312,11 @@ class ProcessExecutor:
 
     # --- state -----------------------------------------------------------------------------------
 
+    def check_health(self) -> None:
+        """Raise the error that ended a rank, if one did; waits for nothing."""
+        while self._receive_step_message(0.0):
+            pass
+
     def silence_s(self) -> float:
         """Return the maximum of the ranks' seconds since their last heartbeat."""
         return max((rank.silence_s for rank in self._ranks), default=0.0)
@@ -350,3 +346,16 @@ class ProcessExecutor:
 
 def _name(rank: int) -> str:
     return f"worker {rank}"
+
+
+def _start_of(rank: int, plan: PluginPlan, config: EngineConfig) -> Start:
+    level = logging.getLogger("core").getEffectiveLevel()
+    return Start(
+        target="builtin_plugins.executors.mp.loop:run",
+        process=_name(rank),
+        plan=plan,
+        config=config,
+        sys_path=[os.path.abspath(folder) for folder in sys.path],
+        log_level=logging.getLevelName(level).lower(),
+        rank=rank,
+    )

@@ -236,6 +236,19 @@ def test_rank_exit_during_step_ends_the_engine(
         assert isinstance(raised.value, ProcessKilled) == (action != "exit")
 
 
+def test_death_of_a_rank_ends_an_idle_engine(llama: Path) -> None:
+    with open_engine(llama, distributed_executor_backend="mp") as llm:
+        llm.core.executor.check_health()  # type: ignore[attr-defined]
+        (rank,) = ranks_of(os.getpid())
+        os.kill(rank, signal.SIGKILL)
+        until_s = time.monotonic() + TIMEOUT_S
+        while not llm.core.has_work:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        with pytest.raises(ProcessKilled, match="SIGKILL"):
+            llm.core.step()
+
+
 def test_step_error_on_one_rank_ends_the_engine(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

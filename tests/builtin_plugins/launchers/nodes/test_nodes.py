@@ -179,6 +179,27 @@ def test_killed_rank_and_killed_node_come_back_with_the_same_tokens(
             wait_for(node.ranks)
 
 
+def test_idle_head_notices_the_end_of_a_rank_and_of_a_node_without_heartbeats(
+    llama: Path, meeting: dict[str, Any], tmp_path: Path
+) -> None:
+    flags = [*flags_of(meeting), "--tensor-parallel-size", "2", "--heartbeat-timeout", "86400"]
+    with (
+        started(tmp_path, llama, *flags, restarts=True) as node,
+        serving(tmp_path, str(llama), *flags) as service,
+    ):
+        expected = answer(service)
+        notices = {
+            "it was killed by SIGKILL": lambda: node.ranks()[0],
+            f"node 1 at {NODE} has left": lambda: node.process.pid,
+        }
+        for number, (notice, victim) in enumerate(notices.items(), 1):
+            wait_for(node.ranks)
+            os.kill(victim(), signal.SIGKILL)
+            wait_for(lambda n=number: f"the engine is back (restart {n})" in service.log())
+            assert f"cause: {notice}" in service.log()
+            assert answer(service) == expected
+
+
 def test_both_sides_end_when_the_head_is_killed(
     llama: Path, meeting: dict[str, Any], tmp_path: Path
 ) -> None:
