@@ -8,6 +8,7 @@ from builtin_plugins.launchers.nodes.layout import num_nodes, ranks_per_node
 from builtin_plugins.launchers.selection import (
     OPTION,
     is_local,
+    is_on_this_host,
     launcher_of_ranks,
     make_launcher,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Group",
     "Launcher",
     "is_local",
+    "is_on_this_host",
     "launcher_of_ranks",
     "make_launcher",
     "num_nodes",

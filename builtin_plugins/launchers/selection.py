@@ -22,6 +22,15 @@ def is_local(config: EngineConfig) -> bool:
     return bool(config.options.get(OPTION, LOCAL) == LOCAL)
 
 
+def is_on_this_host(config: EngineConfig, registry: Registry) -> bool:
+    """Return whether this engine's process and its ranks are on the host of the server.
+
+    Called in the engine's process, when its ranks have a launcher.
+    """
+    launchers: list[Launcher] = registry.shared(IN_USE, list)
+    return is_local(config) and not any(launcher.host for launcher in launchers)
+
+
 def make_launcher(config: EngineConfig, registry: Registry, name: str = "") -> Launcher:
     """Return a new launcher: the named one, or that of `--launcher`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
+from builtin_plugins.launchers.api import is_on_this_host
 from core.api import ConfigError, EngineConfig, Option, Range, Registry, hookimpl
 
 Json = dict[str, Any]
@@ -84,6 +85,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     from builtin_plugins.metric_sinks.api import gauge_providers
 
     settings = Settings.from_config(config)
+    if settings.max_images:
+        _refuse_other_hosts(config, registry)
     scheduler = EncoderScheduler(settings, partial(close_hosts, registry))
     gauge_providers(registry)["multimodal"] = scheduler.gauges
     return [scheduler]
@@ -111,6 +114,20 @@ def _has_tower(config: EngineConfig, registry: Registry) -> bool | None:
         return None
     spec, _ = read_model(config, source, registry)
     return getattr(spec, "tower", None) is not None
+
+
+def _refuse_other_hosts(config: EngineConfig, registry: Registry) -> None:
+    """Raise `ConfigError` if the engine or its ranks may be on other hosts.
+
+    They read tensors of images in this host's shared memory.
+    """
+    if is_on_this_host(config, registry):
+        return
+    raise ConfigError(
+        f"MODEL: got {config.model.model}, which reads images, with --nnodes or a launcher for "
+        "other hosts; expected all processes on this one, since they share the images' memory. "
+        "Serve text only with --limit-mm-per-prompt '{\"image\": 0}', or run it on one host."
+    )
 
 
 def _refuse_options(config: EngineConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from builtin_plugins.features.multimodal.plugin import engine_options, engine_sc
 from core.api import ConfigError
 from core.config import EngineConfig
 from core.config.sections import ModelConfig
-from core.plugin import load_plan, make_plan
+from core.plugin import Registry, load_plan, make_plan
 
 
-def halves(folder: Path, **options: Any) -> list[str]:
+def halves(folder: Path, registry: Registry | None = None, **options: Any) -> list[str]:
     """Return the names of the scheduler halves for the model of a folder."""
-    registry = load_plan(make_plan())
+    registry = registry or load_plan(make_plan())
     config = EngineConfig(model=ModelConfig(model=str(folder)), options=options)
     return [half.name for half in engine_scheduler_extensions(config, registry)]
 
@@ -65,3 +66,24 @@ def test_options_for_images_are_refused_for_text_models(
     flag = f"--{name.replace('_', '-')}"
     with pytest.raises(ConfigError, match=f"^{flag}: got .* reads text only. Remove the flag"):
         halves(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("launcher", [None, "elsewhere"])
+@pytest.mark.parametrize("host", ["", "10.0.0.1"])
+def test_models_that_read_images_are_refused_on_several_hosts(
+    tmp_path: Path, launcher: str | None, host: str
+) -> None:
+    """The tensors of images are in one host's shared memory."""
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    config = transformers.Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"])
+    write_config(tmp_path, config)
+    registry = load_plan(make_plan())
+    registry.shared("launchers", list).append(SimpleNamespace(host=host))  # of the ranks
+    options: dict[str, Any] = {} if launcher is None else {"launcher": launcher}
+    if launcher is None and not host:
+        assert halves(tmp_path, registry, **options) == [NAME]
+    else:
+        with pytest.raises(ConfigError, match=f"^MODEL: got {tmp_path}, which reads images, with"):
+            halves(tmp_path, registry, **options)
+    text_only = {"limit_mm_per_prompt": {"image": 0}}
+    assert halves(tmp_path, registry, **options, **text_only) == [NAME]
