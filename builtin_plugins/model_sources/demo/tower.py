@@ -8,7 +8,7 @@ between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,7 +156,7 @@ class DemoTower(nn.Module):
         return EncodedItem(self.net(inputs["pixel_values"].float())[0].to(self._dtype))
 
     def rope_positions(
-        self, token_ids: Sequence[int], items: Sequence[tuple[str, Mapping[str, torch.Tensor]]]
+        self, token_ids: Sequence[int], items: Iterable[tuple[str, Mapping[str, torch.Tensor]]]
     ) -> RopePositions | None:
         """Return None: one position per token."""
         return None

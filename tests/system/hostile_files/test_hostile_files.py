@@ -14,7 +14,7 @@ import pytest
 
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.features.lora.adapter_writer import make_adapter
-from tests.system.hostile_files import image_processors
+from tests.system.hostile_files import image_processors, option_files
 from tests.system.hostile_files.corpus import CORPUS
 from tests.system.hostile_files.hostile_file import HostileFile
 from tests.system.hostile_files.sandbox import MAX_RESIDENT_BYTES, load

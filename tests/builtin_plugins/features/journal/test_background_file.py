@@ -37,7 +37,7 @@ def test_data_is_written_in_order(tmp_path: Path) -> None:
 
 
 def test_error_of_the_disk_is_raised_later() -> None:
-    file = BackgroundFile(Path("/dev/full").open("wb"))
+    file = BackgroundFile(Path("/dev/full").open("wb"))  # noqa: SIM115 - closed by its thread
     with pytest.raises(OSError, match="No space left"):
         write_repeatedly(file, 10**6)
     with pytest.raises(OSError, match="No space left"):
