@@ -21,7 +21,7 @@ GROUP: Final = "engine.plugins"
 CORE: Final = "core"
 """Distribution of the builtin plugins."""
 OPT_IN: Final = "opt_in"
-OWN_PACKAGES: Final = ("builtin_plugins.", "core.")
+OWN_PACKAGES: Final = ("builtin_plugins", "core")
 _NAME: Final = re.compile(r"\w[\w.-]{0,199}")
 
 
@@ -110,7 +110,7 @@ def _installed(points: Iterable[EntryPoint]) -> list[PluginRef]:
             target=point.module,
             distribution=name,
             version=version,
-            builtin=name == CORE and point.module.startswith(OWN_PACKAGES),
+            builtin=name == CORE and point.module.partition(".")[0] in OWN_PACKAGES,
             opt_in=OPT_IN in point.extras,
         )
         refs.append(ref)
