@@ -195,5 +195,5 @@ def _refusal(
 ) -> ConfigError:
     reason = getattr(error, "strerror", None) or error
     name = str(Path(path))
-    shown = name if name.isprintable() and len(name) <= 300 else f"{name!r:.300}"
-    return ConfigError(f"{flag} {shown} cannot be {what}: {reason}. {advice}")
+    text = name if name.isprintable() and len(name) <= 300 else f"{name!r:.300}"
+    return ConfigError(f"{flag} {text} cannot be {what}: {reason}. {advice}")

@@ -60,7 +60,9 @@ class Provenance:
 
 
 def convert_setting(found: Field, value: Any, origin: str, label: str) -> Setting:
-    """Convert a value to its field's type. Raises `ConfigError` that begins with `label`."""
+    """Convert a value to its field's type. Raises `ConfigError` that
+    begins with `label`.
+    """
     try:
         return Setting(found.type.convert(value), origin)
     except BadValue as error:
@@ -70,13 +72,17 @@ def convert_setting(found: Field, value: Any, origin: str, label: str) -> Settin
 
 
 def read_environment() -> dict[str, str]:
-    """Return the engine's environment variables that are set and not empty."""
+    """Return the engine's environment variables that are set and not
+    empty.
+    """
     names = (CONFIG_FILE, *ENVIRONMENT_FIELDS)
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def layer_from_file(table: FieldTable, file: ConfigFile) -> Layer:
-    """Return the settings of a file. Raises `ConfigError` naming file, line and key."""
+    """Return the settings of a file. Raises `ConfigError` naming file,
+    line and key.
+    """
     layer: dict[str, Setting] = {}
     for found, value, location in file.values(table):
         if found.name in layer:

@@ -28,7 +28,9 @@ class Option:
     """
 
     name: str
-    """Snake case; the flag is `--` plus the name with dashes. Unique over all plugins."""
+    """Snake case; the flag is `--` plus the name with dashes. Unique
+    over all plugins.
+    """
     type: Any
     """bool, int, float, str, list[str], dict, `Literal[...]`, or one of these
     with `| None`.
@@ -79,7 +81,9 @@ class Field:
     """Settings of which one must be set."""
 
     def refuses(self, value: Any) -> bool:
-        """Return whether the option is unsupported and this value requests it."""
+        """Return whether the option is unsupported and this value requests
+        it.
+        """
         if not self.refuse or value == self.default:
             return False
         return not (self.neutral and self.neutral(value))

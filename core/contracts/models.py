@@ -110,7 +110,9 @@ class Architecture(Protocol):
     """
 
     def __call__(self, hf_config: Any) -> DecoderSpec | ModuleSpec:
-        """Return the spec. Raises `ModelError` naming a config field it does not support."""
+        """Return the spec. Raises `ModelError` naming a config field it does
+        not support.
+        """
 
 
 class Model(Protocol):

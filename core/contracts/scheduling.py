@@ -33,7 +33,9 @@ class SchedulingPolicy(Protocol):
     """
 
     def key(self, request: QueuedRequest) -> tuple[float, ...]:
-        """Return the sort key: the smallest runs first, the largest is preempted first."""
+        """Return the sort key: the smallest runs first, the largest is
+        preempted first.
+        """
 
 
 class MayStart(IntEnum):

@@ -28,8 +28,9 @@ joined.
 class Executor(Protocol):
     """Runs workers. Results come back in the order of the plans.
 
-    Optional, with processes: `silence_s()` returns the seconds since the last heartbeat
-    of the slowest one, `check_health()` raises `EngineDead` if one has ended.
+    Optional, with processes: `silence_s()` returns the seconds since the last
+    heartbeat of the slowest one; `check_health()` raises `EngineDead` if one
+    has ended.
     """
 
     depth: int

@@ -1,4 +1,6 @@
-"""The plugin system: discovery without imports, a frozen plan, an immutable registry, blame."""
+"""The plugin system: discovery without imports, a frozen plan, an immutable
+registry, blame.
+"""
 
 from core.plugin.discovery import PluginRef
 from core.plugin.kinds import KINDS

@@ -1,4 +1,6 @@
-"""Attributes exceptions of plugin code: turns them into errors that name the plugin."""
+"""Attributes exceptions of plugin code: turns them into errors that name the
+plugin.
+"""
 
 from __future__ import annotations
 

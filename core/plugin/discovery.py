@@ -1,4 +1,6 @@
-"""Finds plugins in installed distributions and local files, without importing them."""
+"""Finds plugins in installed distributions and local files, without
+importing them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _NAME: Final = re.compile(r"\w[\w.-]{0,199}")
 
 
 class PluginRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin, found but not imported; plain data that is sent to every process."""
+    """One plugin, found but not imported; plain data that is sent to
+    every process.
+    """
 
     name: str
     target: str
@@ -118,7 +122,9 @@ def _installed(points: Iterable[EntryPoint]) -> list[PluginRef]:
 
 
 def _find_broken() -> str:
-    """Return the metadata folder of the first distribution that cannot be read."""
+    """Return the metadata folder of the first distribution that cannot
+    be read.
+    """
     for dist in distributions():
         try:
             _installed(point for point in dist.entry_points if point.group == GROUP)
@@ -128,12 +134,16 @@ def _find_broken() -> str:
 
 
 def is_absent(ref: PluginRef) -> bool:
-    """Return whether the files of a builtin are missing from this installation."""
+    """Return whether the files of a builtin are missing from this
+    installation.
+    """
     return ref.builtin and module_file(ref.target) is None
 
 
 def local_plugin(written: str) -> PluginRef:
-    """Return the plugin in `./file.py` or `pkg.module`. Raises `ConfigError` if there is none."""
+    """Return the plugin in `./file.py` or `pkg.module`. Raises
+    `ConfigError` if there is none.
+    """
     if looks_like_file(written):
         file: Path | None = Path(os.path.realpath(Path(written).expanduser()))
         name = Path(written).stem
@@ -161,7 +171,9 @@ def looks_like_file(written: str) -> bool:
 
 
 def module_file(dotted: str) -> Path | None:
-    """Return the source file of a module without importing it; None if there is none."""
+    """Return the source file of a module without importing it; None if
+    there is none.
+    """
     top, _, rest = dotted.partition(".")
     spec = importlib.util.find_spec(top)
     if spec is None:

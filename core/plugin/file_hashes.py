@@ -16,7 +16,9 @@ from typing import Final
 from importlib_metadata import PackageNotFoundError, distribution
 
 Files = Mapping[str, Mapping[str, str]]
-"""SHA-256 of each file by distribution and by path, relative to the top package's parent."""
+"""SHA-256 of each file by distribution and by path, relative to the top
+package's parent.
+"""
 _CODE: Final = frozenset({".py", ".so", ".pyd", ".dylib", ".dll"})
 _MAX_NAMED: Final = 5
 
@@ -31,7 +33,9 @@ def files_of(name: str, targets: Iterable[str]) -> dict[str, str]:
 
 
 def changed_files(locked: Files) -> list[str]:
-    """Return a sentence naming the files for each distribution that differs from the lock."""
+    """Return a sentence naming the files for each distribution that differs
+    from the lock.
+    """
     found = []
     for name, before in locked.items():
         now = files_of(name, (path.partition("/")[0].removesuffix(".py") for path in before))
@@ -55,7 +59,9 @@ def _with_version(name: str) -> str:
 
 
 def _tops(name: str) -> set[str]:
-    """Return the top packages and modules in a distribution's metadata; empty if not installed."""
+    """Return the top packages and modules in a distribution's metadata; empty
+    if not installed.
+    """
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -68,7 +74,9 @@ def _tops(name: str) -> set[str]:
 
 
 def _code(top: str) -> Iterator[tuple[str, Path]]:
-    """Yield path and file of each code file of a top package or module, without importing it."""
+    """Yield path and file of each code file of a top package or module,
+    without importing it.
+    """
     spec = importlib.util.find_spec(top)
     if spec is None:
         return

@@ -130,14 +130,18 @@ class Hooks:
 
 
 class _PrefixedManager(pluggy.PluginManager):
-    """Considers only names with the prefix, which keeps the registration of modules fast."""
+    """Considers only names with the prefix, which keeps the registration of
+    modules fast.
+    """
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
 
 
 def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield functions marked as hooks, and the module's own functions with a hook's prefix."""
+    """Yield functions marked as hooks, and the module's own functions with a
+    hook's prefix.
+    """
     for name, value in vars(module).items():
         if not inspect.isfunction(value) or hasattr(value, f"{PROJECT}_spec"):
             continue
@@ -147,7 +151,9 @@ def _implementations(module: ModuleType) -> Iterator[tuple[str, Callable[..., An
 
 
 def _import_file(ref: PluginRef) -> ModuleType:
-    """Run a local file as a module, from the bytes with the hash of the plan."""
+    """Run a local file as a module, from the bytes with the hash of
+    the plan.
+    """
     source = Path(ref.target).read_bytes()
     if hashlib.sha256(source).hexdigest() != ref.sha256:
         raise PluginError(

@@ -1,4 +1,6 @@
-"""What a name needs that users know from other engines and no loaded plugin provides."""
+"""What a name needs that users know from other engines and no loaded plugin
+provides.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def missing_entry(registry: Registry, kind: str, name: str) -> str:
-    """Return what the name of this kind is and needs; empty for an unknown name."""
+    """Return what the name of this kind is and needs; empty for an unknown
+    name.
+    """
     for _, texts in registry.call_hook("engine_missing_entries"):
         if text := texts.get(f"{kind}:{name}"):
             return str(text)

@@ -1,4 +1,6 @@
-"""The plugin plan: the frozen set of plugins that every process of an engine loads."""
+"""The plugin plan: the frozen set of plugins that every process of an engine
+loads.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from core.plugin.selection import Selection, Selector, parse_selection
 
 
 class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The exact plugins to load. Equal plans have equal digests on every machine."""
+    """The exact plugins to load. Equal plans have equal digests on every
+    machine.
+    """
 
     plugins: tuple[PluginRef, ...]
     """The plugins: the kernel plugin first, then by name."""
@@ -34,7 +38,9 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names, distributions, versions and contents of local files."""
+        """SHA-256 over names, distributions, versions and contents of local
+        files.
+        """
         identities = [_identity(ref) for ref in self.plugins]
         return hashlib.sha256(msgspec.json.encode(identities)).hexdigest()
 
@@ -76,7 +82,9 @@ def make_plan(selection: Sequence[str] = (), lock: str | None = None) -> PluginP
 
 
 def read_lock(path: str) -> PluginPlan:
-    """Return the plan in a lock file. Raises `ConfigError` if it cannot be read."""
+    """Return the plan in a lock file. Raises `ConfigError` if it cannot
+    be read.
+    """
     advice = "Write it with `engine plugins lock`."
     content = read_option_bytes("--plugins-lock", path, advice=advice)
     try:

@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 LIBRARY_AND_KIT = ("models", "model_spec", "testing")
 """Rooms of `core/` that are no kernel: model library, model descriptions, author's kit."""
 FRONT_DOORS = ("__init__.py", "__main__.py", "errors.py", "logs.py", "kernel_plugin.py")
-FRONT_DOORS += ("vllm_api.py",)
+FRONT_DOORS += ("log_pipe.py", "option_files.py", "vllm_api.py")
 """Files directly under `core/`, besides `step.py`, which counts as kernel."""
 KERNEL_LINES = 17_000
-FRONT_DOOR_LINES = 615
+FRONT_DOOR_LINES = 926
 MODELS_BUDGET = 8000
 """Lines of all text architectures."""
 TOWERS_BUDGET = 1200
