@@ -163,6 +163,9 @@ def did_you_mean(name: str, known: Iterable[str], limit: int = 1) -> str:
     Ignores case. Names are compared without common starts (`--enable-`) and ends (`ForCausalLM`).
     """
     by_folded = {one.casefold(): one for one in known}
+    longest = max(map(len, by_folded), default=0)
+    if 2 * longest < _NEAR * (len(name) + longest):
+        return ""  # too long to be near any: comparing would take a second for each 10 MB
     found = difflib.get_close_matches(name.casefold(), by_folded, n=limit, cutoff=_NEAR)
     near = [by_folded[one] for one in found if _family_is_near(name, by_folded[one])]
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from functools import partial
 
 import pytest
@@ -47,6 +48,18 @@ def test_common_start_alone_gives_no_suggestion() -> None:
 
 def test_common_suffix_alone_gives_no_suggestion() -> None:
     assert did_you_mean("--guided-decoding-backend", ["--kv-offloading-backend"]) == ""
+
+
+def test_name_far_longer_than_all_known_ones_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compare(*_: object, **__: object) -> None:
+        raise AssertionError("compared")
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    assert did_you_mean("Llama" * 100_000, ARCHITECTURES) == ""
+    with pytest.raises(AssertionError, match="compared"):
+        did_you_mean("Llama" * 10, ARCHITECTURES)
 
 
 def test_run_all_makes_all_calls_and_raises_the_first_error() -> None:
