@@ -13,7 +13,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,10 +102,19 @@ def _suite(kind: str) -> ModuleType:
     A suite that needs a plugin's runtime comes with it, by an entry point of the kind's name; so
     does the suite of a contract that the kernel does not use.
     """
-    for point in entry_points(group=SUITES, name=kind):
-        module: ModuleType = point.load()
-        return module
-    return importlib.import_module(f"{__name__}.{kind}")
+    point = _provided_suites(tuple(sys.path)).get(kind)
+    if point is None:
+        return importlib.import_module(f"{__name__}.{kind}")
+    module: ModuleType = point.load()
+    return module
+
+
+@lru_cache(maxsize=1)
+def _provided_suites(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Return other packages' suites by kind, read once per search path: reading the metadata of all
+    packages takes milliseconds, and every check of every entry needs a suite.
+    """
+    return {point.name: point for point in entry_points(group=SUITES)}
 
 
 def contract_of(kind: str) -> Any:

@@ -11,7 +11,7 @@ from builtin_plugins.commands.plugins.scaffold import write_package
 from core.testing.checkpoints import ARCHITECTURES
 from core.testing.conformance import check_plugin
 
-COPIED = sorted(name for name in ARCHITECTURES if name in dir(transformers))
+COPIED = sorted({*ARCHITECTURES} & {*dir(transformers)})
 
 
 @pytest.mark.slow
