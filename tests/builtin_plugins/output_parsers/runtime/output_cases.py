@@ -102,12 +102,19 @@ def families(kind: str) -> tuple[Family, ...]:
     return tuple(map(_family, files))
 
 
-def cases(kind: str) -> Iterator[tuple[str, OutputCase]]:
-    """Yield every case with each parser name that it applies to."""
-    for family in families(kind):
-        for parser in family.parsers:
-            for case in family.cases:
-                yield parser, case
+def cases_of(kind: str, parser: str) -> tuple[OutputCase, ...]:
+    """Return the cases of a parser."""
+    return next(found.cases for found in families(kind) if parser in found.parsers)
+
+
+def distinct_parsers() -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) of every parser, by the first of its names in a family: further names of
+    the same format read alike.
+    """
+    for kind in KINDS:
+        for family in families(kind):
+            first = {id(FORMATS[kind][name]): name for name in reversed(family.parsers)}
+            yield from ((kind, name) for name in family.parsers if name in first.values())
 
 
 def _family(path: Path) -> Family:

@@ -11,11 +11,11 @@ from builtin_plugins.output_parsers.testing import Reader
 from tests.builtin_plugins.output_parsers.runtime.output_cases import (
     FORMATS,
     KINDS,
+    cases_of,
     families,
     reader_of,
 )
 from tests.builtin_plugins.output_parsers.runtime.output_variations import markers_of, variations
-from tests.builtin_plugins.output_parsers.runtime.test_output_variations import cases_of
 
 PARSERS = [(kind, name) for kind in KINDS for found in families(kind) for name in found.parsers]
 MAX_RATIO = 12

@@ -9,9 +9,9 @@ from tests.builtin_plugins.output_parsers.runtime.output_cases import (
     FORMATS,
     KINDS,
     Family,
-    OutputCase,
     as_json,
-    cases,
+    cases_of,
+    distinct_parsers,
     families,
     reader_of,
 )
@@ -31,27 +31,36 @@ def count(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parser", "case"),
-    [
-        pytest.param(kind, parser, case, id=f"{parser}: {case.name}")
-        for kind in KINDS
-        for parser, case in cases(kind)
-    ],
-)
-def test_family_case(kind: str, parser: str, case: OutputCase, count: int) -> None:
-    reader = reader_of(kind, parser, case)
-    assert visible(reader.check(case.text, count=count)) == (
-        case.reasoning,
-        case.content,
-        case.expected_calls,
-    )
-    ids = {index: call["id"] for index, call in enumerate(case.calls) if "id" in call}
-    found = reader.read([reader.piece(case.text)], with_ids=True).ids
-    assert {index: found[index] for index in ids} == ids
-    if case.special is None:
+@pytest.mark.parametrize(("kind", "parser"), list(distinct_parsers()))
+def test_family_cases(kind: str, parser: str, count: int) -> None:
+    cases = cases_of(kind, parser)
+    found = {}
+    for case in cases:
+        found[case.name] = visible(reader_of(kind, parser, case).check(case.text, count=count))
+    assert found == {
+        case.name: (case.reasoning, case.content, case.expected_calls) for case in cases
+    }
+
+
+@pytest.mark.parametrize(("kind", "parser"), list(distinct_parsers()))
+def test_family_cases_have_their_call_ids(kind: str, parser: str) -> None:
+    for case in cases_of(kind, parser):
+        ids = {index: call["id"] for index, call in enumerate(case.calls) if "id" in call}
+        reader = reader_of(kind, parser, case)
+        found = reader.read([reader.piece(case.text)], with_ids=True).ids
+        assert {index: found[index] for index in ids} == ids, case.name
+
+
+@pytest.mark.parametrize(("kind", "parser"), list(distinct_parsers()))
+def test_family_cases_have_the_same_calls_by_special_tokens(
+    kind: str, parser: str, count: int
+) -> None:
+    cases = [case for case in cases_of(kind, parser) if case.special is None]
+    found = {}
+    for case in cases:
         by_id = reader_of(kind, parser, case, by_id=True)
-        assert visible(by_id.check(case.text, count=count // 4))[2] == case.expected_calls
+        found[case.name] = visible(by_id.check(case.text, count=count // 4))[2]
+    assert found == {case.name: case.expected_calls for case in cases}
 
 
 @pytest.mark.parametrize(

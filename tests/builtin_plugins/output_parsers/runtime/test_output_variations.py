@@ -9,6 +9,7 @@ import pytest
 from tests.builtin_plugins.output_parsers.runtime.output_cases import (
     KINDS,
     OutputCase,
+    cases_of,
     families,
     reader_of,
 )
@@ -81,11 +82,6 @@ def test_mutations_neither_lose_nor_invent_text(
                 text,
                 found,
             )
-
-
-def cases_of(kind: str, parser: str) -> tuple[OutputCase, ...]:
-    """Return the cases of a parser."""
-    return next(found.cases for found in families(kind) if parser in found.parsers)
 
 
 def is_plain(case: OutputCase) -> bool:

@@ -68,7 +68,7 @@ FORMATS: dict[str, ToolFormat] = {
 }
 
 
-@pytest.fixture(params=[10, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
+@pytest.fixture(params=[4, pytest.param(NUM_CHUNKINGS, marks=pytest.mark.slow)])
 def count(request: pytest.FixtureRequest) -> int:
     """Number of random chunkings."""
     return int(request.param)
