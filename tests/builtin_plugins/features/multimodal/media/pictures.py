@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -101,6 +102,7 @@ def jpeg_of_many_scans(count: int) -> bytes:
     return data[:at] + data[at:-2] * count + data[-2:]
 
 
+@cache
 def hostile_files() -> dict[str, bytes]:
     """Return files that no image decoder should accept, by what is wrong with them."""
     good = picture((64, 48))
