@@ -4,6 +4,7 @@ any.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 from pathlib import Path
@@ -24,6 +25,14 @@ def words(text: str) -> list[str]:
 
 SMALL = words("--max-model-len 256 --kv-cache-memory-bytes 1M --log-level error")
 SCRIPTED = ["scripted:", *SMALL]
+
+
+@pytest.fixture(autouse=True)
+def frozen_objects_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench step` has a process of its own. Here it would return all tests and modules to the
+    garbage collector, and each collection, here and in later files, would take a second.
+    """
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 def measure(tmp_path: Path, *argv: str) -> dict[str, Any]:
