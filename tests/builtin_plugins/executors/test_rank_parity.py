@@ -165,7 +165,13 @@ def test_parallel_ranks_match_one_rank(
         assert_equal(answers_of(llm), one_rank(folder))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if settings else pytest.mark.slow)
+        for way, settings in WAYS.items()
+    ],
+)
 @pytest.mark.parametrize(
     ("architecture", "split"),
     [

@@ -186,8 +186,20 @@ def test_prefix_cache_hits_equal_transformers(
         ]
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-@pytest.mark.parametrize("architecture", EVERY)
+@pytest.mark.parametrize(
+    ("architecture", "block_size"),
+    [
+        pytest.param(
+            name,
+            size,
+            marks=[]
+            if name == "LlamaForCausalLM" or (name in TINY and size == 16)
+            else pytest.mark.slow,
+        )
+        for name in NAMES
+        for size in (4, 16)
+    ],
+)
 def test_preempted_requests_equal_transformers(
     architecture: str,
     block_size: int,

@@ -32,7 +32,11 @@ def under(regex: str, seed: int = 0, max_tokens: int = 12) -> SamplingParams:
     )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["one step at a time", "two"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["one step at a time", "two"],
+)
 def strange(request: pytest.FixtureRequest, open_llm: Callable[..., LLM]) -> LLM:
     return open_llm(
         plugins=[f"+{FAULTY_BACKEND}"],
