@@ -84,7 +84,7 @@ serve: setup ## HTTP server on 127.0.0.1:8000 with the demo model
 # --- judge -------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: tools $(STAMPS)/kernels-tested ## the tests (under 15 minutes on two cores)
+test: tools $(STAMPS)/kernels-tested ## the tests (under 10 minutes on two cores)
 	$(PYTEST) -m "not slow and not bench"
 
 .PHONY: test-all
