@@ -22,6 +22,7 @@ MAX_YAML_BYTES: Final = 1 << 20
 """Size limit of a YAML file; a megabyte is parsed in seconds."""
 WRITER_S: Final = 10.0
 """Seconds to wait for the first bytes of a pipe."""
+_PART_BYTES: Final = 1 << 20
 ADVICE: Final = "Name another file."
 AnyPath: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def read_option_bytes(
     with open_option_file(flag, path, advice) as file:
         try:
             is_large = os.fstat(file.fileno()).st_size > max_bytes
-            content = b"" if is_large else file.read(max_bytes + 1)
+            content = b"" if is_large else _read_up_to(file, max_bytes + 1)
         except OSError as error:
             raise _refusal(flag, path, "read", error, advice) from error
     if is_large or len(content) > max_bytes:
@@ -181,6 +182,15 @@ def _open(path: AnyPath, flags: int) -> int:
         os.close(file)
         raise OSError(None, "expected a regular file or a pipe")
     return file
+
+
+def _read_up_to(file: BinaryIO, max_bytes: int) -> bytes:
+    """Read in parts: one read of `max_bytes` would reserve them first."""
+    parts = []
+    while max_bytes > 0 and (part := file.read(min(max_bytes, _PART_BYTES))):
+        parts.append(part)
+        max_bytes -= len(part)
+    return b"".join(parts)
 
 
 def _has_bytes(pipe: int) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import tomllib
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
     os.truncate(path, 10 << 30)
     with pytest.raises(ConfigError, match="got more than 67108864 bytes"):
         read_option_bytes("--flag", path)
+
+
+def test_small_file_takes_no_memory_of_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 3_000_000)
+    tracemalloc.start()
+    assert len(read_option_bytes("--flag", path, 2 << 30)) == 3_000_000
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+    with pytest.raises(ConfigError, match="got more than 2999999 bytes"):
+        read_option_bytes("--flag", path, 2_999_999)
 
 
 def test_text_has_no_byte_order_mark_and_is_utf8(tmp_path: Path) -> None:

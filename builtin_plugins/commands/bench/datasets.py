@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 from core.api import ConfigError
 from core.api.config import check_option_file, open_option_file, read_option_text
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FLAG: Final = "--dataset-path"
 MAX_DATASET_BYTES: Final = 2 << 30
 """Size limit of a dataset that is read whole."""
+MAX_LINE_LENGTH: Final = 1 << 24
+"""Length limit of a line, in characters."""
 DatasetRow = tuple[Any, int, int]
 """Prompt, tokens to generate, tokens of the prompt."""
 SONNET_HEAD: Final = "Pick as many lines as you can from these poem lines:\n"
@@ -111,17 +113,18 @@ def sonnet(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterat
 def burstgpt(args: argparse.Namespace, units: PromptSource, rng: Random) -> Iterator[DatasetRow]:
     """Prompt and answer lengths of GPT-4 requests, with random tokens."""
     path = args.dataset_path
-    with _text_lines(path) as file:
-        try:
-            rows = [
-                (int(row["Request tokens"]), int(row["Response tokens"]))
-                for row in csv.DictReader(file)
-                if row["Model"] == "GPT-4"
-            ]
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise ConfigError(
-                f'{path}: needs the columns "Model", "Request tokens" and "Response tokens".'
-            ) from error
+    try:
+        rows = [
+            (int(row["Request tokens"]), int(row["Response tokens"]))
+            for row in csv.DictReader(_text_lines(path))
+            if row["Model"] == "GPT-4"
+        ]
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ConfigError(
+            f'{path}: needs the columns "Model", "Request tokens" and "Response tokens".'
+        ) from error
     used = [
         (prompt_tokens, answer_tokens)
         for prompt_tokens, answer_tokens in rows
@@ -147,9 +150,17 @@ def spec_bench(args: argparse.Namespace, units: PromptSource, rng: Random) -> It
         yield prompt, args.spec_bench_output_len, units.count(prompt)
 
 
-def _text_lines(path: str | Path) -> TextIO:
-    """Return a file, open for reading line by line."""
-    return io.TextIOWrapper(open_option_file(FLAG, path), encoding="utf-8-sig", newline="")
+def _text_lines(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a file. Raises `ConfigError` for one that is too long to be held."""
+    file = open_option_file(FLAG, path)
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+        while line := lines.readline(MAX_LINE_LENGTH):
+            if len(line) == MAX_LINE_LENGTH:
+                raise ConfigError(
+                    f"{FLAG} {path}: got a line of {MAX_LINE_LENGTH} characters or more; expected "
+                    "fewer. Correct the file."
+                )
+            yield line
 
 
 def _json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -316,8 +327,7 @@ def _json(file: Path) -> Iterator[HfRow]:
 
 
 def _read_json_lines(file: Path) -> Iterator[HfRow]:
-    with _text_lines(file) as lines:
-        yield from (_row(json.loads(line)) for line in lines if line.strip())
+    yield from (_row(json.loads(line)) for line in _text_lines(file) if line.strip())
 
 
 def _row(value: Any) -> HfRow:
@@ -327,8 +337,8 @@ def _row(value: Any) -> HfRow:
 
 
 def _csv(file: Path) -> Iterator[HfRow]:
-    with _text_lines(file) as lines:
-        yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+    delimiter = "\t" if file.suffix == ".tsv" else ","
+    yield from csv.DictReader(_text_lines(file), delimiter=delimiter)
 
 
 def _parquet(file: Path) -> Iterator[HfRow]:

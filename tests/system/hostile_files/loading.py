@@ -182,7 +182,7 @@ def command(folder: Path, options: Mapping[str, Any]) -> None:
     from core.cli.main import main
 
     setattr(option_files, "WRITER_S", 0.2)  # noqa: B010
-    file = str(folder / options["file"])
+    file = str(folder.parent / options["file"])
     arguments = [
         word.replace("{file}", file).replace("{folder}", str(folder))
         for word in options["arguments"]

@@ -58,7 +58,8 @@ def linked_to_itself(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-BATCH: Final = ("run-batch", "demo:", "-i", "{folder}/chats.jsonl", "-o", "{folder}/out.jsonl")
+RUN_BATCH: Final = ("run-batch", "demo:", "--disable-frontend-multiprocessing")
+BATCH: Final = (*RUN_BATCH, "-i", "{folder}/chats.jsonl", "-o", "{folder}/out.jsonl")
 KINDS: Final[Mapping[str, Write]] = {
     "FIFO": lambda path: os.mkfifo(path),
     "folder": lambda path: path.mkdir(),
@@ -127,12 +128,15 @@ OPTIONS: Final[Mapping[str, Option]] = {
         )
     ),
     "run-batch --input-file": Option(
-        ("run-batch", "demo:", "-i", "{file}", "-o", "{folder}/out.jsonl"), ".jsonl", TEXTS
+        (*RUN_BATCH, "-i", "{file}", "-o", "{folder}/out.jsonl"), ".jsonl", TEXTS
     ),
     "run-batch --output-file": Option(
-        ("run-batch", "demo:", "-i", "{folder}/chats.jsonl", "-o", "{file}"), ".jsonl", OUTPUTS
+        (*RUN_BATCH, "-i", "{folder}/chats.jsonl", "-o", "{file}"), ".jsonl", OUTPUTS
     ),
-    "quantize --scales": Option(("quantize", "{folder}", "{folder}/out", "--scales", "{file}")),
+    "quantize --scales": Option(
+        ("quantize", "{folder}", "{folder}/out", "--scales", "{file}"),
+        accepted=("NUL characters", "nested 100,000 deep"),
+    ),
     "quantize OUT": Option(("quantize", "{folder}", "{file}"), accepted=("missing", "folder")),
     "parse --tools": Option(
         ("parse", "--tool-call-parser", "hermes", "--tools", "{file}"), ".json"
@@ -167,7 +171,7 @@ CORPUS: Final = [
     HostileFile(
         KIND,
         f"{name}, {kind}",
-        lambda folder, write=write, option=option: write(folder / f"hostile{option.suffix}"),
+        lambda folder, write=write, option=option: write(folder.parent / f"hostile{option.suffix}"),
         None if kind in option.accepted else "hostile",
         WAY,
         options={"arguments": option.arguments, "file": f"hostile{option.suffix}"},
