@@ -7,7 +7,7 @@ import select
 import stat
 from typing import Final
 
-WAIT_MS: Final = 10
+WAIT_MS: Final = 40
 """Wait for a full pipe's reader, in milliseconds; none once that was in vain."""
 
 
