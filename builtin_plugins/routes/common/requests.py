@@ -107,7 +107,7 @@ def describe_failure(request: Request, error: BaseException) -> tuple[int, str]:
     describe = request.scope.get("state", {}).get("describe")
     if describe is None:
         return 500, "the request failed; see the server log."
-    answer = describe(error)
+    answer = describe(request.scope, error)
     return answer.status, answer.message
 
 

@@ -58,7 +58,8 @@ class ResponseSocket:
             failed = await _send_events(websocket, stream)
         except Exception as error:  # noqa: BLE001 - every exception becomes a message
             failed = True
-            await websocket.send_text(error_message(state["describe"](error)))
+            described = state["describe"](websocket.scope, error)
+            await websocket.send_text(error_message(described))
         finally:
             reservation.release()
             state["server"].open_requests -= 1

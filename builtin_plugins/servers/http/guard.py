@@ -101,7 +101,7 @@ class Guard:
         scope["state"]["reserve_values"] = reservation.announce_values
         scope["state"]["body_parsing"] = self._body_parsing
         scope["state"]["sse_keep_alive_s"] = self._limits.sse_keep_alive_s
-        scope["state"]["describe"] = partial(self._describe, scope)
+        scope["state"]["describe"] = self._describe  # bound to the scope it would be a cycle
         scope["state"]["template"] = template
         counted = scope["path"] not in self._public
         self.activity.open_requests += counted
@@ -109,6 +109,7 @@ class Guard:
             await self._serve(scope, receive, answer, reservation)
         finally:
             reservation.release()
+            scope["state"].pop("direct_writer", None)  # it has the scope, too: a cycle
             self.activity.open_requests -= counted
             duration_s = time.perf_counter() - started_s
             name = _request_id(scope).decode()
@@ -239,7 +240,7 @@ class Guard:
         return [(b"x-request-id", request_id)]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["describe"] = partial(self._describe, scope)
+        scope["state"]["describe"] = self._describe
         scope["state"]["open_body"] = partial(self._body_limiter.open, self._name(scope))
         try:
             self._admit(scope)

@@ -460,6 +460,24 @@ def test_old_cycles_are_collected_periodically(monkeypatch):
         until(lambda: found() is None)
 
 
+def test_requests_leave_no_cycle_of_their_scope():
+    with Served() as served:
+        gc.disable()
+        try:
+            for _ in range(5):
+                assert served.get("/health").status_code == 200
+                assert served.complete().status_code == 200
+                assert served.complete(stream=True).status_code == 200
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            scopes = [found for found in gc.garbage if isinstance(found, dict) and "asgi" in found]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert scopes == []
+
+
 def test_trimming_returns_pages_between_blocks_in_use():
     code = """
 from builtin_plugins.metric_sinks.prometheus.memory import resident_bytes

@@ -89,7 +89,8 @@ class _Session:
                     "code": "engine_dead",
                 }
                 error = HTTPException(503, detail)
-            described = self._websocket.scope["state"]["describe"](error)
+            scope = self._websocket.scope
+            described = scope["state"]["describe"](scope, error)
             await self._websocket.send_text(error_message(described))
 
     async def _relay(self, link: ClientConnection, text: str) -> None:
