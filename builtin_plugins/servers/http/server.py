@@ -264,7 +264,7 @@ class _Server(uvicorn.Server):
         while True:
             await asyncio.sleep(WATCH_S)
             if loop.time() - trimmed_s > TRIM_S:
-                # Closed connections are cycles of asyncio: at the thresholds above, they stay for hours.
+                # Closed connections are cycles of asyncio: at these thresholds they stay for hours.
                 gc.collect(2 if len(self.server_state.tasks) <= QUIET_REQUESTS else 1)
                 await asyncio.to_thread(trim_memory)
                 trimmed_s = loop.time()
