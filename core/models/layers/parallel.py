@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -26,7 +27,13 @@ COLLECTIVE_TIMEOUT: Final = timedelta(hours=1)
 
 HIDDEN: Final = 0
 ANSWER: Final = 1
-"""Tags of hidden states and of the last stage's answers."""
+EAGER: Final = 2
+"""Tags of hidden states, of the last stage's answers, and of small hidden states."""
+
+EAGER_BYTES: Final = 1 << 20
+"""Largest hidden states that are sent before the next stage waits for them."""
+EAGER_BUFFERS: Final = 2
+"""Small hidden states that can arrive while a stage computes."""
 
 Connect = Callable[[Any, int, int], Any]
 """Maps a store, a rank and a size to a process group of torch.distributed."""
@@ -133,20 +140,32 @@ class Chain(Pipeline):
         super().__init__(size, rank, partition)
         self._group = process_group
         self._hidden = _Sender(process_group, HIDDEN)
+        self._small_hidden = _Sender(process_group, EAGER)
         self._answers = _Sender(process_group, ANSWER)
+        self._is_eager = isinstance(process_group, getattr(_dist, "ProcessGroupGloo", ()))
+        if self._is_eager and not self.is_first:
+            self._inbox = _Inbox(process_group, rank - 1)
 
     def send(self, x: torch.Tensor) -> None:
         """Start to send x to the next stage; waits while the previous x is on its way.
 
-        The next stage receives when it is done with its own step. Without waiting for that, this
-        stage can start its next step.
+        The next stage receives when it is done with its own step, small tensors before. Without
+        waiting for that, this stage can start its next step.
         """
-        self._hidden.start(x.contiguous(), [self.rank + 1])
+        sender = self._small_hidden if self._sends_eagerly(x) else self._hidden
+        sender.start(x.contiguous(), [self.rank + 1])
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Receive x from the previous stage."""
-        self._group.recv([x], self.rank - 1, HIDDEN).wait()
+        if self._sends_eagerly(x):
+            self._inbox.take(x)
+        else:
+            self._group.recv([x], self.rank - 1, HIDDEN).wait()
         return x
+
+    def _sends_eagerly(self, x: torch.Tensor) -> bool:
+        """Return whether x travels before its receiver waits; equal on both sides."""
+        return self._is_eager and 0 < x.nbytes <= EAGER_BYTES
 
     def from_last(self, x: torch.Tensor) -> Callable[[], object]:
         """Start to overwrite x with the last stage's; return a function that waits for it.
@@ -174,6 +193,33 @@ class _Sender:
             work.wait()
         self._tensors = [x]
         self._works = [self._group.send(self._tensors, rank, self._tag) for rank in ranks]
+
+
+class _Inbox:
+    """Receives small tensors of one rank while this one computes.
+
+    Gloo sends data only to a receiver that waits. One that begins to wait late wakes the sender's
+    thread, its own and itself one after the other.
+    """
+
+    def __init__(self, process_group: Any, rank: int) -> None:
+        self._group = process_group
+        self._rank = rank
+        self._posted: deque[tuple[torch.Tensor, Any]] = deque()
+        """(buffer, its transfer), in order of arrival."""
+        for _ in range(EAGER_BUFFERS):
+            self._post(torch.empty(EAGER_BYTES, dtype=torch.uint8))
+
+    def _post(self, buffer: torch.Tensor) -> None:
+        self._posted.append((buffer, self._group.recv([buffer], self._rank, EAGER)))
+
+    def take(self, x: torch.Tensor) -> None:
+        """Overwrite x with the next tensor, which has its size."""
+        buffer, work = self._posted.popleft()
+        work.wait()
+        flat = x.view(-1).view(torch.uint8)
+        flat.copy_(buffer[: len(flat)])
+        self._post(buffer)
 
 
 class _Arrival:
