@@ -102,15 +102,17 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "data_parallel_address": (Text, None),
         "data_parallel_rpc_port": (Number, None),
     },
-    "Context parallelism, and settings of collectives": {
-        "distributed_timeout_seconds": (Number, None),
-        "cpu_distributed_timeout_seconds": (Number, None),
-        "prefill_context_parallel_size": (int, 1),
+    "Decode context parallelism (it saves memory only with more ranks than key-value heads)": {
         "decode_context_parallel_size": (int, 1),
         "dcp_comm_backend": (Text, None),
         "dcp_q_replicate": (bool | None, None),
         "dcp_kv_cache_interleave_size": (int, 1),
         "cp_kv_cache_interleave_size": (Number, None),
+    },
+    "Prefill context parallelism, and settings of collectives": {
+        "distributed_timeout_seconds": (Number, None),
+        "cpu_distributed_timeout_seconds": (Number, None),
+        "prefill_context_parallel_size": (int, 1),
         "ray_workers_use_nsight": (bool, False),
         "disable_custom_all_reduce": (bool, False),
         "enable_batch_sharded_sampling": (bool | None, None),

@@ -213,6 +213,11 @@ def test_value_that_keeps_a_missing_feature_on_is_rejected(flags: str) -> None:
         parse(*flags.split())
 
 
+def test_decode_context_parallelism_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="only with more ranks than key-value heads"):
+        parse("-dcp", "2")
+
+
 def test_flag_that_is_not_needed_names_the_reason() -> None:
     with pytest.raises(
         ConfigError,
