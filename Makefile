@@ -74,6 +74,14 @@ clients: setup ## client libraries in an environment of their own, for the slow 
 	$(PY) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q -r requirements-clients.txt
 
+# Ray brings 240 MB and packages of its own, so it has an environment that also sees the one in .venv.
+$(STAMPS)/ray: $(STAMPS)/tools requirements-ray.txt
+	$(PY) -m venv $(if $(filter 1,$(SYSTEM_SITE)),--system-site-packages) $(VENV)/ray
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(VENV)/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engine.pth"
+	$(VENV)/ray/bin/python -m pip --disable-pip-version-check install -q -r requirements-ray.txt
+	@touch $@
+
 # --- run ---------------------------------------------------------------------------------------------------
 
 .PHONY: serve
@@ -88,8 +96,13 @@ test: tools $(STAMPS)/kernels-tested ## the tests (under 10 minutes on two cores
 	$(PYTEST) -m "not slow and not bench"
 
 .PHONY: test-all
-test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels
+test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels; Ray
 	$(PYTEST) -m "not bench"
+	$(MAKE) --no-print-directory test-ray
+
+.PHONY: test-ray
+test-ray: $(STAMPS)/ray $(STAMPS)/kernels ## engine-ray on two local Ray nodes, in an environment of its own
+	$(CACHE_BYTE_CODE) OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(VENV)/ray/bin/python -m pytest plugins/engine-ray
 
 .PHONY: authors
 authors: tools ## the way of a new author for every kind, from the wheel; wrong, broken and old plugins
