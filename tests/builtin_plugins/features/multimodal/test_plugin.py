@@ -18,7 +18,7 @@ from core.config.sections import ModelConfig
 from core.plugin import Registry, load_plan, make_plan
 
 
-def halves(folder: Path, registry: Registry | None = None, **options: Any) -> list[str]:
+def halves(folder: Path, registry: Registry | None = None, /, **options: Any) -> list[str]:
     """Return the names of the scheduler halves for the model of a folder."""
     registry = registry or load_plan(make_plan())
     config = EngineConfig(model=ModelConfig(model=str(folder)), options=options)
