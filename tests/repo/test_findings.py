@@ -21,7 +21,7 @@ ROWS: Final = {
 
 
 @cache
-def tests_of(path: str) -> frozenset[str]:
+def names_in(path: str) -> frozenset[str]:
     """Return the names of the test functions of a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return frozenset(
@@ -43,6 +43,6 @@ def test_finding_is_held_by_tests_that_exist(name: str) -> None:
     missing = []
     for test in row["tests"]:
         path, _, function = test.partition("::")
-        if not (ROOT / path).is_file() or function not in tests_of(path):
+        if not (ROOT / path).is_file() or function not in names_in(path):
             missing.append(test)
     assert missing == []

@@ -23,7 +23,7 @@ FRONT_DOORS = ("__init__.py", "__main__.py", "errors.py", "logs.py", "kernel_plu
 FRONT_DOORS += ("log_pipe.py", "option_files.py", "vllm_api.py")
 """Files directly under `core/`, besides `step.py`, which counts as kernel."""
 KERNEL_LINES = 17_000
-FRONT_DOOR_LINES = 926
+FRONT_DOOR_LINES = 939
 MODELS_BUDGET = 8000
 """Lines of all text architectures."""
 TOWERS_BUDGET = 1200
