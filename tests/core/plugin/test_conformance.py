@@ -20,11 +20,11 @@ def cases_by_entry() -> dict[str, list[Case]]:
     in the entry can differ.
     """
     found: dict[str, list[Case]] = {}
-    first_name: dict[int, str] = {}
+    first_name: dict[tuple[str, int], str] = {}
     for case in conformance.cases(*(ref.name for ref in make_plan().plugins if ref.builtin)):
         subject = case.subject
         name = f"{subject.kind}:{subject.entry.name}"
-        is_first = first_name.setdefault(id(subject.target), name) == name
+        is_first = first_name.setdefault((subject.kind, id(subject.target)), name) == name
         of_entry = case.check.__module__.endswith(".contract")
         if is_first or of_entry or subject.kind not in PARSERS:
             found.setdefault(name, []).append(case)
