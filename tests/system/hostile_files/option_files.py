@@ -28,6 +28,8 @@ class Option:
     """Contents that are valid there."""
     more: Mapping[str, Write] = field(default_factory=dict)
     """Kinds of files that only this option meets."""
+    refusal: str = "hostile"
+    """What a refusal names: by default the file."""
 
 
 def content(text: bytes) -> Write:
@@ -58,6 +60,7 @@ def linked_to_itself(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+SERVE: Final = ("serve", "demo:", "--port", "0", "--disable-frontend-multiprocessing")
 RUN_BATCH: Final = ("run-batch", "demo:", "--disable-frontend-multiprocessing")
 BATCH: Final = (*RUN_BATCH, "-i", "{folder}/chats.jsonl", "-o", "{folder}/out.jsonl")
 KINDS: Final[Mapping[str, Write]] = {
@@ -111,21 +114,20 @@ OPTIONS: Final[Mapping[str, Option]] = {
         ".jinja",
         (*NOTHING, "NUL characters", "nested 100,000 deep"),
     ),
-    "--log-config-file": Option(("serve", "demo:", "--log-config-file", "{file}"), ".json"),
-    "--ssl-certfile": Option(("serve", "demo:", "--ssl-certfile", "{file}"), ".pem"),
+    "--log-config-file": Option((*SERVE, "--log-config-file", "{file}"), ".json"),
+    "--ssl-certfile": Option((*SERVE, "--ssl-certfile", "{file}"), ".pem"),
     "--ssl-keyfile": Option(
-        ("serve", "demo:", "--ssl-certfile", "{folder}/chats.jsonl", "--ssl-keyfile", "{file}"),
+        (*SERVE, "--ssl-certfile", "{folder}/chats.jsonl", "--ssl-keyfile", "{file}"),
         ".pem",
-    ),
-    "--node-key": Option(
-        ("serve", "demo:", "-tp", "2", "--nnodes", "2", "--node-key", "{file}"), ".key"
     ),
     "token_file": Option(
         (
-            *("generate", "demo:", "--prompt", "x", "--kv-transfer-config"),
+            *("generate", "demo:", "--prompt", "x", "--max-tokens", "2", "--kv-transfer-config"),
             '{"kv_connector": "tcp", "kv_role": "kv_both", '
             '"kv_connector_extra_config": {"token_file": "{file}"}}',
-        )
+        ),
+        accepted=("NUL characters",),
+        refusal="token",
     ),
     "run-batch --input-file": Option(
         (*RUN_BATCH, "-i", "{file}", "-o", "{folder}/out.jsonl"), ".jsonl", TEXTS
@@ -147,9 +149,6 @@ OPTIONS: Final[Mapping[str, Option]] = {
         accepted=OUTPUTS,
     ),
     "--generation-config": Option(("plan", "{folder}", "--generation-config", "{file}")),
-    "--lora-resolver-cache-dir": Option(
-        (*BATCH, "--enable-lora", "--lora-resolver-cache-dir", "{file}"), accepted=("folder",)
-    ),
     "bench, custom": Option(
         ("bench", "throughput", "demo:", "--dataset-name", "custom", "--dataset-path", "{file}"),
         ".jsonl",
@@ -172,7 +171,7 @@ CORPUS: Final = [
         KIND,
         f"{name}, {kind}",
         lambda folder, write=write, option=option: write(folder.parent / f"hostile{option.suffix}"),
-        None if kind in option.accepted else "hostile",
+        None if kind in option.accepted else option.refusal,
         WAY,
         options={"arguments": option.arguments, "file": f"hostile{option.suffix}"},
     )

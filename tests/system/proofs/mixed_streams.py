@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import random
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -30,6 +32,8 @@ from typing import Any, Final
 
 import httpx
 
+from builtin_plugins.model_sources import demo
+
 TIMEOUT_S: Final = 600.0
 COMMAND: Final = "import sys; from core.cli.main import main; sys.exit(main())"
 LOADER: Final = "adapter_loader"
@@ -42,6 +46,8 @@ CUTS: Final = ("api", "parent")
 MAX_FAULTS: Final = 20
 """Faults after which a run ends."""
 ADAPTERS: Final = ("capitals", "pirate")
+DEMO_ADAPTERS: Final = Path(demo.__file__).parent / "adapters"
+IN_OPEN: Final = 0x20
 PERSON: Final = {
     "type": "object",
     "properties": {
@@ -287,14 +293,17 @@ def serving(folder: Path, victim: str = "") -> Iterator[Server]:
                 server.process.stdout.close()
 
 
-def reads_adapter(pid: int) -> bool:
-    """Return whether a process has an adapter's weights open."""
-    with suppress(OSError):
-        for descriptor in os.scandir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.readlink(descriptor.path).endswith("adapter_model.safetensors"):
-                    return True
-    return False
+def wait_for_adapter() -> None:
+    """Wait until a process opens the weights of an adapter, by Linux's inotify."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    events = libc.inotify_init1(os.O_CLOEXEC)
+    try:
+        for path in DEMO_ADAPTERS.glob("*/adapter_model.safetensors"):
+            libc.inotify_add_watch(events, os.fsencode(path), IN_OPEN)
+        if not select.select([events], [], [], TIMEOUT_S)[0]:
+            raise AssertionError("no adapter was read")
+    finally:
+        os.close(events)
 
 
 class Cut(Exception):
@@ -451,16 +460,12 @@ class Kills:
                 await asyncio.sleep(0.02)
 
     def _victims(self) -> list[int]:
-        """Return the processes of the victim; of the loader the one that reads an adapter."""
+        """Return the processes of the victim; of the loader once it opens an adapter."""
         found = self.server.processes()
         if self.victim != LOADER:
             return found[self.victim]
-        until_s = time.monotonic() + TIMEOUT_S
-        while not (readers := [pid for pid in found["engine"] if reads_adapter(pid)]):
-            if time.monotonic() > until_s:
-                raise AssertionError("no adapter was read")
-            time.sleep(0.0005)
-        return readers
+        wait_for_adapter()
+        return found["engine"]
 
     def _num_needed(self) -> int:
         """Return the number of answers that needed the victim."""
