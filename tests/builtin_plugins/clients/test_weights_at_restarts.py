@@ -78,7 +78,7 @@ async def begin(engine: AsyncLLM, number: int) -> asyncio.Task[RequestOutput]:
     return task
 
 
-@pytest.mark.parametrize("way", ["files", "memory"])
+@pytest.mark.parametrize("way", ["memory", pytest.param("files", marks=pytest.mark.slow)])
 def test_stream_ends_at_a_restart_with_other_weights(llama: Path, tmp_path: Path, way: str) -> None:
     plugin = tmp_path / "updates.py"
     plugin.write_text(UPDATES)
