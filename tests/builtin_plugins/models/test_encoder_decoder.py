@@ -171,7 +171,7 @@ def test_preempted_requests_equal_transformers(
     architecture: str, checkpoint: Callable[[str], Path], cases: Callable[[str], list[Case]]
 ) -> None:
     target = [cases(architecture)[3]] * 4
-    settings = {"block_size": 4, "max_num_batched_tokens": 16}
+    settings = {"block_size": 4, "max_num_batched_tokens": 16, "max_model_len": 80}
     preemptions = 0
     for num_blocks in range(40, 82, 3):  # some of these hold several prompts but not their outputs
         with open_engine(

@@ -188,7 +188,8 @@ def test_blocks_of_a_tier_need_no_encoder(model: Model) -> None:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 16 << 20},
     }
-    with model.start(kv_transfer_config=transfer, num_gpu_blocks_override=16) as llm:
+    room = {"num_gpu_blocks_override": 16, "max_model_len": None}
+    with model.start(kv_transfer_config=transfer, **room) as llm:
         assert tokens(model.run(llm)) == model.expected
         before = counters(llm)["encoded"]
         others = [{"prompt": chr(97 + i) * 150} for i in range(8)]

@@ -112,8 +112,9 @@ def test_a_prefix_before_another_last_image_equals_transformers(served: Served, 
 @pytest.mark.slow
 def test_preempted_requests_equal_transformers(served: Served) -> None:
     preemptions = 0
+    settings = {"max_model_len": None, "enable_prefix_caching": False}
     for blocks in served.model.blocks:
-        with served.start(num_gpu_blocks_override=blocks, enable_prefix_caching=False) as llm:
+        with served.start(num_gpu_blocks_override=blocks, **settings) as llm:
             served.check(llm, *[ONE, OTHER] * 4, num_tokens=LONG_TOKENS)
             preemptions += llm.core.scheduler.num_preemptions
         if preemptions:
