@@ -25,7 +25,7 @@ PARAMS = [
 def outputs(**engine: Any) -> list[Any]:
     settings = {
         "dtype": "float32",
-        "max_model_len": 64,
+        "max_model_len": 48,
         "max_num_batched_tokens": 8,
         "block_size": 4,
         "seed": 1,
