@@ -59,7 +59,7 @@ def rewrite(folder: Path) -> None:
 
 async def kill(engine: AsyncLLM) -> None:
     before = engine._client.status().restarts
-    os.kill(engine._client._child.pid, signal.SIGKILL)
+    os.kill(engine._client.child.pid, signal.SIGKILL)
     await until(lambda: engine._client.status().restarts > before)
     await until(lambda: engine.state() == "ready")
 
