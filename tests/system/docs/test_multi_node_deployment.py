@@ -20,6 +20,8 @@ from core.cli.flags import FlagParser, add_flags, parse_flags
 from core.config.build import assemble
 from core.config.fields import FieldTable
 from core.plugin import load_plan, make_plan
+from scripts.check_deployments import documents, read_schemas
+from scripts.check_deployments import faults as check_faults
 from tests.system.docs.pages import ROOT
 
 FOLDER: Final = ROOT / "examples" / "deployment" / "ray"
@@ -165,6 +167,55 @@ def test_schema_names_what_does_not_belong() -> None:
     ]
 
 
+CRD: Final = """
+kind: CustomResourceDefinition
+spec:
+  group: a.io
+  names: {kind: Thing}
+  versions:
+  - name: v1
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          apiVersion: {type: string}
+          kind: {type: string}
+          metadata: {type: object}
+          spec:
+            type: object
+            properties:
+              size: {type: integer}
+              labels: {type: object, additionalProperties: {type: string}}
+              free: {type: object, properties: {}, x-kubernetes-preserve-unknown-fields: true}
+"""
+
+
+def test_published_schemas_refuse_unknown_fields_and_other_types(tmp_path: Path) -> None:
+    (tmp_path / "crd.yaml").write_text(CRD)
+    schema = read_schemas([tmp_path / "crd.yaml"])["a.io/v1", "Thing"]
+    document = {"apiVersion": "a.io/v1", "kind": "Thing", "metadata": {"name": "a"}}
+    spec = {"size": 2, "labels": {"any": "x"}, "free": {"any": 1}}
+    assert check_faults(schema, document | {"spec": spec}) == []
+    assert len(check_faults(schema, document | {"spec": spec | {"sizes": 2}})) == 1
+    assert len(check_faults(schema, document | {"spec": spec | {"size": "2"}})) == 1
+
+
+def test_published_schema_of_compose_is_found_by_its_lack_of_a_kind(tmp_path: Path) -> None:
+    path = tmp_path / "compose-spec.json"
+    path.write_text('{"properties": {"services": {"type": "object"}}, "required": ["name"]}')
+    (schema,) = read_schemas([path]).values()
+    assert len(check_faults(schema, {"services": {}})) == 1
+
+
+def test_check_reads_every_document_of_the_examples() -> None:
+    found = {(path.name, kind[1]) for path, kind, _ in documents(FOLDER.parent)}
+    assert {
+        ("compose.yaml", "Compose"),
+        ("leader_worker_set.yaml", "LeaderWorkerSet"),
+        ("ray_service.yaml", "RayService"),
+    } <= found
+
+
 @pytest.mark.parametrize("name", ["compose.yaml", "leader_worker_set.yaml", "slurm.sh"])
 def test_server_commands_are_read_by_the_engine_with_the_plugin(name: str) -> None:
     registry = load_plan(make_plan(["+" + str(PLUGIN / "engine_ray" / "plugin.py")]))
@@ -234,7 +285,9 @@ def test_serve_application_is_the_example_and_fits_its_pods() -> None:
     cores = str(deployment["ray_actor_options"]["num_cpus"])
     assert container(workers["template"])["resources"]["limits"]["cpu"] == cores
     image = (FOLDER / "Dockerfile").read_text()
-    assert f'"ray[serve]=={cluster["rayVersion"]}"' in image
+    pin = f"ray[serve]=={cluster['rayVersion']}"
+    assert f'"{pin}"' in image
+    assert pin in (ROOT / "requirements-ray.txt").read_text().splitlines()  # tests run with it
 
 
 def test_files_that_the_image_needs_are_there() -> None:
