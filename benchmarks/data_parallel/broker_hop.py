@@ -122,7 +122,8 @@ def serving(num_servers: int, rate: float) -> Iterator[tuple[str, int]]:
     """Serve on a free port; yield the address, and the API process."""
     command = [sys.executable, "-m", "core", "serve", "scripted:", "--port", "0"]
     command += ["-asc", str(num_servers), "--scripted-tokens-per-second", str(rate)]
-    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--log-level", "error"]
+    command += ["--max-model-len", "1024", "--kv-cache-memory-bytes", "64M"]
+    command += ["--log-level", "error", "--disable-uvicorn-access-log"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
