@@ -89,7 +89,7 @@ def scripted(size: int, **settings: Any) -> Any:
 def processes(engine: AsyncLLM) -> list[Any]:
     """Return the process of each engine."""
     client: Any = engine._client
-    if not hasattr(client, "_engines"):
+    if not hasattr(client, "engines"):
         return [client.child]
     return [each.supervised.child for each in client.engines]
 

@@ -122,7 +122,7 @@ class Engines:
         return self._client.engines[rank].supervised
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        os.kill(self.supervised(rank)._child.pid, number)
+        os.kill(self.supervised(rank).child.pid, number)
 
     def states(self) -> list[str]:
         return states(self.llm)
