@@ -181,8 +181,8 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     """Order of requests: fcfs, priority, or a plugin's policy."""
     async_scheduling: bool | None = None
-    """Schedule the next step while one runs; default: on if the platform
-    overlaps with the host, off on CPUs.
+    """Schedule the next step while one runs; default: on with pipeline stages, or if the
+    platform overlaps with the host; off on one CPU.
     """
     max_waiting: Annotated[int, Range(0, MAX_COUNT)] | None = None
     """Maximum number of waiting requests; further ones are refused. Default: no limit."""

@@ -177,21 +177,21 @@ def _decide(
         "max_mixed_prefill_tokens": mixed,
         "attention_backend": config.attention.attention_backend,
         "executor": executor,
-        "async_scheduling": _async_scheduling(scheduler.async_scheduling, platform),
+        "async_scheduling": _async_scheduling(config, platform),
     }
 
 
-def _async_scheduling(chosen: bool | None, platform: Platform) -> bool:
-    """Return the user's choice; default: on if the platform computes while the host works."""
-    if chosen is not None:
-        return chosen
-    overlaps: bool = getattr(platform, "overlaps", False)
-    does = "overlaps" if overlaps else "does not overlap"
+def _async_scheduling(config: EngineConfig, platform: Platform) -> bool:
+    """Return the user's choice; default: on if something computes while the host works."""
+    if config.scheduler.async_scheduling is not None:
+        return config.scheduler.async_scheduling
+    has_stages = config.parallel.pipeline_parallel_size > 1
+    overlaps: bool = has_stages or getattr(platform, "overlaps", False)
     log.info(
-        "asynchronous scheduling is %s: the platform %s %s its work with the host's",
+        "asynchronous scheduling is %s: the %s %s its work with the host's",
         "on" if overlaps else "off",
-        platform.name,
-        does,
+        "pipeline" if has_stages else f"platform {platform.name}",
+        "overlaps" if overlaps else "does not overlap",
     )
     return overlaps
 

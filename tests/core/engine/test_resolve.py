@@ -53,6 +53,18 @@ def test_async_scheduling_follows_the_platform_or_the_user(
     assert (expected in caplog.text) == (chosen is None)
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [(None, True), (False, False)])
+def test_async_scheduling_is_the_default_of_pipeline_stages(
+    chosen: bool | None, expected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stages compute in other processes while the host plans."""
+    caplog.set_level(logging.INFO, "core.engine.resolve")
+    kwargs = {"model": "demo:", "pipeline_parallel_size": 2, "async_scheduling": chosen}
+    resolved = resolve(*load_from_kwargs(kwargs), serving=False)
+    assert resolved.config.scheduler.async_scheduling is expected
+    assert ("is on: the pipeline overlaps" in caplog.text) == (chosen is None)
+
+
 @pytest.mark.parametrize(
     ("device", "chosen", "serving", "limit"),
     [
