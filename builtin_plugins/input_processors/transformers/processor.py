@@ -135,7 +135,8 @@ def _placeholder_ids(hf_config: Any, processor: Any) -> set[int]:
             return {token, *getattr(hf_config, "visual_indicator_token_ids", ())}
     if hasattr(hf_config, "image_patch_id"):  # Molmo 2
         return {getattr(hf_config, name) for name in PATCH_AND_MARKS}
-    return {token for token in processor.image_token_ids if token is not None}
+    known = getattr(processor, "image_token_ids", None) or [processor.image_token_id]
+    return {token for token in known if token is not None}
 
 
 def _keyword_names(image_processor: Any) -> set[str]:

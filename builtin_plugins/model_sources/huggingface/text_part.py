@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from core.api import ModelError
 
-PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config", "vlm_config")
 """Fields that hold the config of a text part."""
 
 

@@ -3,6 +3,7 @@
 from core.api import Entry, hookimpl
 
 SPEC = "builtin_plugins.models.vision.spec:spec"
+RETRIEVAL = "builtin_plugins.models.vision.retrieval"
 
 
 @hookimpl
@@ -11,6 +12,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("AriaForConditionalGeneration", SPEC, "Aria"),
         Entry("AyaVisionForConditionalGeneration", SPEC, "Aya Vision"),
+        Entry("ColQwen2ForRetrieval", f"{RETRIEVAL}:colqwen2", "ColQwen2, a vector for each token"),
         Entry("Cohere2VisionForConditionalGeneration", SPEC, "Command A Vision"),
         Entry("DeepseekOcr2ForConditionalGeneration", SPEC, "DeepSeek-OCR 2"),
         Entry("DeepseekVLForConditionalGeneration", SPEC, "DeepSeek-VL"),

@@ -46,6 +46,10 @@ class TransformersTowerSpec:
     """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
     scale: float = 1.0
     """Factor on its embeddings."""
+    prefix: str = ""
+    """Of its tensors in the checkpoint."""
+    one_axis: bool = False
+    """Whether positions have one axis, also of a class with M-RoPE."""
 
     def build(self, context: BuildContext) -> TransformersTower:
         """Return the tower; `load_weights` constructs its modules."""
@@ -71,7 +75,8 @@ class TransformersTower(nn.Module):
         small = _without_text(self._spec.config)
         model = without_memory(self._spec.model_class, small, torch.float32)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        return {name: shape for name, shape in shapes.items() if not _is_text(name)}
+        own = {name: shape for name, shape in shapes.items() if not _is_text(name)}
+        return {f"{self._spec.prefix}{name}": shape for name, shape in own.items()}
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Construct and load the modules; for a memory plan they have shapes already."""
@@ -80,7 +85,8 @@ class TransformersTower(nn.Module):
         spec = self._spec
         dtype = self._context.dtype
         small = _without_text(spec.config)
-        model = fill(spec.model_class, small, tensors.items(), dtype, _is_text)
+        named = ((name.removeprefix(spec.prefix), tensor) for name, tensor in tensors.items())
+        model = fill(spec.model_class, small, named, dtype, _is_text)
         self.set_model(model.to(self._context.device).eval().requires_grad_(requires_grad=False))
 
     def set_model(self, model: Any) -> None:
@@ -115,7 +121,7 @@ class TransformersTower(nn.Module):
     ) -> RopePositions | None:
         """Return the positions that transformers gives a prompt with items, if it has M-RoPE."""
         indexer = getattr(self.base, "get_rope_index", None)
-        if indexer is None:
+        if indexer is None or self._spec.one_axis:
             return None
         tokens = torch.tensor([list(token_ids)])
         types = torch.zeros_like(tokens)

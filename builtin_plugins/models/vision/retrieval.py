@@ -1,0 +1,42 @@
+"""Models that embed pages and queries as one vector for each token, for late interaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Final
+
+from builtin_plugins.models.vision.spec import spec as image_text_spec
+from builtin_plugins.models.vision.tower import TransformersTowerSpec
+from core.api import ModelError
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.pooling import DenseSpec, PoolingSpec
+
+PREFIX: Final = "vlm."
+"""Of the tensors of the vision-language model."""
+
+
+def colqwen2(hf_config: object) -> DecoderSpec:
+    """Return Qwen2-VL with a projection of each token. Positions have one axis, as trained."""
+    facts = ModelFacts(hf_config)
+    inner = facts.required("vlm_config")
+    stated = inner if isinstance(inner, Mapping) else {}
+    if stated.get("model_type") != "qwen2_vl":
+        raise ModelError(
+            f"vlm_config.model_type: got {stated.get('model_type')!r:.80}; expected 'qwen2_vl'. "
+            "Serve another checkpoint."
+        )
+    fields = {**stated, "architectures": ["Qwen2VLForConditionalGeneration"]}
+    found = image_text_spec(SimpleNamespace(**fields))
+    assert isinstance(found, DecoderSpec)
+    assert isinstance(found.tower, TransformersTowerSpec)
+    projection = DenseSpec(name="embedding_proj_layer", width=facts.count("embedding_dim", 128))
+    rename = ((r"^vlm\.(model\.)?", "model."), *found.names.rename)
+    return replace(
+        found,
+        names=replace(found.names, rename=rename),
+        pooling=PoolingSpec(task="embed", per_token=True, head=(projection,)),
+        tower=replace(found.tower, prefix=PREFIX, one_axis=True),
+    )
