@@ -66,5 +66,9 @@ def molmo2(folder: Path) -> None:
     save_parts(folder, image_processor, own, "<|image|>", processor_class="Molmo2Processor")
 
 
-LONG: Final[dict[str, Any]] = {"max_num_batched_tokens": 192, "max_model_len": 384}
-MODELS: Final = {"molmo2": VisionModel(molmo2, "<|image|>", settings=LONG, blocks=(20, 22, 24, 26))}
+LONG: Final[dict[str, Any]] = {"max_num_batched_tokens": 192}
+MODELS: Final = {
+    "molmo2": VisionModel(
+        molmo2, "<|image|>", settings=LONG, shares_prefixes=False, blocks=(16, 18, 20)
+    )
+}
