@@ -213,8 +213,8 @@ def main() -> None:
     parser.add_argument("--images", action="store_true")
     rows = read_table() if parser.parse_args().images else survey()
     for name, row in survey_images().items():
-        is_text = row["images"] and name in causal_types().values()
-        rows[name] = {**rows[name], "images": True} if is_text else row
+        is_text = name in causal_types().values()
+        rows[name] = {**rows[name], "images": row["images"]} if is_text else row
     rows = dict(sorted(rows.items()))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     TABLE.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -32,7 +32,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "MllamaForConditionalGeneration": CROSS_ATTENTION,
         "PI0ForConditionalGeneration": "it controls robots",
         "PPFormulaNetForConditionalGeneration": ENCODER_DECODER,
-        "Phi4MultimodalForCausalLM": "adapters of its own apply to prompts with images only",
         "Pix2StructForConditionalGeneration": ENCODER_DECODER,
         "T5Gemma2ForConditionalGeneration": ENCODER_DECODER,
         "UdopForConditionalGeneration": ENCODER_DECODER,
