@@ -113,6 +113,8 @@ def _load(source: ModelSource) -> Any:
         processor.image_processor = image_processor
         return processor
     except (AttributeError, ImportError, OSError, ValueError) as error:
+        if processor_class is not None:
+            raise  # it is known, so its files are wrong
         raise ModelError(
             f"model_type: got {model_type!r}; expected one that transformers has a processor "
             f"for ({error}). Install a newer transformers."

@@ -221,7 +221,7 @@ def test_template_may_be_a_file(tmp_path):
     path = tmp_path / "t.jinja"
     path.write_text("{{ messages[0].content }}!")
     assert renderer(given=str(path)).render(USER) == "hi!"
-    with pytest.raises(ConfigError, match="cannot be read as a file"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         renderer(given=str(tmp_path / "absent.jinja"))
 
 
@@ -277,7 +277,7 @@ def test_model_template_is_selected_by_name():
     assert renderer(NAMED, given="rag").render(USER, tools=TOOLS) == "found hi"
     with pytest.raises(
         ConfigError,
-        match=r"--chat-template rug is no template .* The model has: default, tool_use, rag",
+        match=r"--chat-template rug cannot be read: .* The model has: default, tool_use, rag",
     ):
         renderer(NAMED, given="rug")
 

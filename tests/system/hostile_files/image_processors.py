@@ -90,7 +90,7 @@ WRITERS: Final[dict[str, tuple[Write, str | None]]] = {
     "image token a number": (processor(image_token=7), "image_token|load"),
     "image token empty": (processor(image_token=""), "image_token|load"),
     "processor class unknown": (processor(processor_class="os.system"), "processor_class"),
-    "code of its own": (_after(code), None),
+    "code of its own": (_after(code), "custom code"),
     "nested 100,000 deep": (replaced(FILES[0], "[" * 100_000), "load"),
     "a list": (replaced(FILES[0], "[]"), "load"),
     "a list of settings": (replaced(FILES[1], "[]"), None),

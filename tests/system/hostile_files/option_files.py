@@ -103,7 +103,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     ),
     "--models-file": Option(("serve", "--models-file", "{file}"), ".yaml", (), DOUBLED),
     "--plugins-lock": Option(("--plugins-lock", "{file}", "plan", "demo:"), ".json"),
-    "--plugins": Option(("--plugins", "{file}", "plan", "demo:"), ".py", NOTHING),
+    "--plugins": Option(("--plugins", "{file}", "plan", "demo:"), ".py", ("empty",)),
     "--scripted-answers": Option(
         ("generate", "scripted:", "--scripted-answers", "{file}", "--prompt", "x"),
         ".jsonl",
