@@ -1,8 +1,9 @@
 """Checks the deployment examples against published schemas, which this repository has no copies of.
 
-Custom resources need their CRDs, such as `config/crd/bases/*.yaml` of github.com/kubernetes-sigs/lws
-and `helm-chart/kuberay-operator/crds/*.yaml` of github.com/ray-project/kuberay; Compose files need
-`schema/compose-spec.json` of github.com/compose-spec/compose-spec.
+Custom resources need their CRDs, such as `config/crd/bases/*.yaml` of
+github.com/kubernetes-sigs/lws and `helm-chart/kuberay-operator/crds/*.yaml` of
+github.com/ray-project/kuberay; Compose files need `schema/compose-spec.json` of
+github.com/compose-spec/compose-spec.
 
 Run: python -m scripts.check_deployments FILE...
 """

@@ -37,13 +37,21 @@ class Header(msgspec.Struct, frozen=True):
     """The construction parameters of the recorded scheduler."""
 
     version: int
+    """Version of the format."""
     limits: SchedulerLimits
+    """Bounds of a step and of a request."""
     layout: KVLayout
+    """Division of the KV memory."""
     prefix_caching: bool
+    """Whether cached blocks are found by later requests."""
     identity: str
+    """Hash of what cached blocks depend on."""
     depth: int
+    """Steps in flight."""
     policy: str
+    """Class name of the scheduling policy."""
     extensions: list[str]
+    """Names of the other scheduler extensions, in load order."""
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -53,9 +61,13 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     """
 
     kind: str
+    """A value of `RECORDED`, or "plan"."""
     clock_s: float
+    """Time of a monotonic clock, in seconds."""
     num_schedules: int
+    """Calls of `schedule` before the event."""
     data: msgspec.Raw
+    """The encoded argument."""
 
 
 def header_of(scheduler: Any) -> Header:

@@ -110,7 +110,8 @@ def _check_sizes(header: Header) -> None:
     sizes += [layout.hash_block_size, *(group.block_size for group in layout.groups)]
     limits = header.limits
     sizes += [limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len]
-    if not layout.groups or min(sizes) < 1 or max(sizes) > MAX_SIZE:
+    is_empty = not layout.groups  # a model without a cache
+    if is_empty != (not layout.pools) or min(sizes) < 1 or max(sizes) > MAX_SIZE:
         raise EngineError(f"it has sizes beyond 1 to {MAX_SIZE}.")
     if any(not 0 <= group.pool < len(layout.pools) for group in layout.groups):
         raise EngineError("it has a group without a pool.")
