@@ -149,6 +149,11 @@ class EngineCalls:
                 self._check_probe(step)
         return step
 
+    def has_suspects(self) -> bool:
+        """Return whether a request may be the cause of the last engine death."""
+        with self.lock:
+            return self.requests.has_suspects()
+
     def lose(self, cause: DeathCause) -> list[RequestDelta]:
         """Prepare the resubmission after an engine death; return the outputs of failed requests."""
         with self.lock:

@@ -215,7 +215,7 @@ class Supervised:
 
     def _deliver(self, outputs: Outputs) -> None:
         step = self._calls.record(outputs.step)
-        if step and not self._requests.has_suspects():  # a neighbor's tokens clear no suspect
+        if step and not self._calls.has_suspects():  # a neighbor's tokens clear no suspect
             self._crash_count = 0
         if outputs.stats is not None and self._listener.observe is not None:
             self._listener.observe(outputs.stats)

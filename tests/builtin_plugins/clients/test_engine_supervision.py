@@ -9,13 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builtin_plugins.clients.process.request_tracker import RequestTracker
 from core import AsyncLLM, SamplingParams
 from core.errors import EngineDead, EngineError
 from core.testing.checkpoints import make_checkpoint
@@ -105,6 +106,33 @@ def test_streams_complete_after_random_engine_kills(
 
     with running(llama) as engine:
         asyncio.run(main(engine))
+
+
+def test_open_requests_are_used_under_their_lock_only(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unlocked walk over them meets a change sometime, and ends the supervisor."""
+    unlocked: set[str] = set()
+
+    def checked(name: str, lock: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tracker: RequestTracker, *arguments: Any) -> Any:
+            if not lock._is_owned():
+                unlocked.add(name)
+            return method(tracker, *arguments)
+
+        return call
+
+    async def main(engine: AsyncLLM) -> None:
+        lock = engine._client._calls.lock
+        for name, method in vars(RequestTracker).items():
+            if callable(method) and not name.startswith("_"):
+                monkeypatch.setattr(RequestTracker, name, checked(name, lock, method))
+        async with killer(engine, 1, random.Random(0), 0.3):
+            await streams(engine)
+
+    with running(llama) as engine:
+        asyncio.run(main(engine))
+    assert unlocked == set()
 
 
 @pytest.mark.parametrize(
