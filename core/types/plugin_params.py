@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -50,7 +51,7 @@ def check_extra_args(sampling: SamplingParams, processors: Iterable[Any]) -> Non
         declared_names = [
             name for processor in processors for name in getattr(processor, "extra_args", ())
         ]
-    for name in given:
+    for name in islice(given, 100):  # a comparison takes 20 us
         if name not in declared_names and (hint := did_you_mean(str(name), declared_names)):
             raise InvalidRequest(f"extra_args.{name}", f"no plugin declares it{hint}")
     for processor in processors:

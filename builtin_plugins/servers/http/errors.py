@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -36,6 +36,10 @@ _CODES = {
     413: "request_too_large",
 }
 
+MAX_MESSAGE_CHARS: Final = 1400
+"""Longest error message."""
+MAX_PARAM_CHARS: Final = 200
+"""Longest name of a field in an error."""
 Form = Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 """Returns an error body for a status and OpenAI's error object."""
 
@@ -53,9 +57,9 @@ class ErrorAnswer:
 
     def body(self, form: Form | None = None) -> bytes:
         """Return the JSON body, in OpenAI's form or `form`."""
-        param = None if self.param is None else _encodable(self.param)
+        param = None if self.param is None else _encodable(self.param, MAX_PARAM_CHARS)
         error = {
-            "message": _encodable(self.message),
+            "message": _encodable(self.message, MAX_MESSAGE_CHARS),
             "type": self.type,
             "param": param,
             "code": self.code,
@@ -63,9 +67,10 @@ class ErrorAnswer:
         return msgspec.json.encode({"error": error} if form is None else form(self.status, error))
 
 
-def _encodable(text: str) -> str:
-    """Return a text without lone surrogates, which clients may send in JSON."""
-    return text.encode(errors="replace").decode()
+def _encodable(text: str, max_chars: int) -> str:
+    """Return the beginning of a text that may repeat a client's, without lone surrogates."""
+    short = text if len(text) <= max_chars else f"{text[:max_chars]}..."
+    return short.encode(errors="replace").decode()
 
 
 class Refused(Exception):

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from builtin_plugins.servers.http.errors import describe
 from core.api import InvalidRequest
 
 
@@ -253,3 +254,10 @@ def test_generate_on_pooling_model_names_model_field(api, monkeypatch, method):
     monkeypatch.setattr(api.engine, "generate", refuse)
     error = getattr(api, method)("a").json()["error"]
     assert (error["param"], error["message"]) == ("model", "model: this engine makes no tokens.")
+
+
+def test_error_repeats_only_the_beginning_of_a_client_text():
+    answer = describe(InvalidRequest("x" * 30_000, "y" * 30_000))
+    error = json.loads(answer.body())["error"]
+    assert len(error["message"]) < 1500
+    assert len(error["param"]) < 300

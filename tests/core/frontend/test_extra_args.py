@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.errors import InvalidRequest
-from core.types import SamplingParams
+from core.types import SamplingParams, plugin_params
 from core.types.plugin_params import check_extra_args
 
 DECLARES = SimpleNamespace(params=(), extra_args={"loudness": int})
@@ -34,3 +34,12 @@ def test_misspelt_name_is_refused_with_a_suggestion() -> None:
 def test_value_of_a_wrong_type_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^extra_args.loudness: expected `int`, got `str`\.$"):
         check(loudness="3")
+
+
+def test_near_misses_are_looked_for_among_the_first_names_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(plugin_params, "did_you_mean", lambda name, _: compared.append(name) or "")
+    check_extra_args(SamplingParams(extra_args={f"k{i}": 1 for i in range(30_000)}), [DECLARES])
+    assert len(compared) == 100
