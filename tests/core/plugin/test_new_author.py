@@ -63,7 +63,7 @@ ACTS: Final[Mapping[str, Act]] = {
     "weight_loaders": Act(
         "yield from tensors.items()", ("--load-format", "acme"), model=LLAMA, at_start=True
     ),
-    "quant_methods": Act("return (x @ layer", ("--quantization", "acme"), model=LLAMA),
+    "quant_methods": Act("return (x @ weight", ("--quantization", "acme"), model=LLAMA),
     "attention_backends": Act("group = params.heads", ("--attention-backend", "acme"), model=LLAMA),
     "op_impls": Act("scale = weight.float() + offset", model=LLAMA, first=True),
     "logits_processors": Act(
