@@ -88,6 +88,7 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a parser of tool calls raises": Broken(
         entry(
             "tool_parsers",
+            "from builtin_plugins.output_parsers.api import ToolFormat\n"
             f"def read(reader, request):\n    yield\n    {RAISE}\nAcme = ToolFormat(read)",
         ),
         options={"tool_call_parser": "acme", "enable_auto_tool_choice": True},
@@ -100,6 +101,7 @@ BROKEN: Final[Mapping[str, Broken]] = {
     "a parser of thoughts raises": Broken(
         entry(
             "reasoning_parsers",
+            "from builtin_plugins.output_parsers.api import ReasoningFormat\n"
             f"def read(reader, request):\n    if request.template_kwargs: {RAISE}\n    yield from "
             "reader.content_until_call('zzz')\n"
             "Acme = ReasoningFormat(read)",
@@ -127,9 +129,9 @@ BROKEN: Final[Mapping[str, Broken]] = {
             "tokenizers",
             "from builtin_plugins.model_sources.scripted.tokenizer import ScriptedTokenizer\nclass "
             "Acme(ScriptedTokenizer):\n"
-            "    def encode(self, text, add_special_tokens=True):\n"
-            f"        if 'victim' in text: {RAISE}\n"
-            "        return super().encode(text, add_special_tokens)",
+            "    def encode_rendered(self, text, add_special_tokens=False):\n"
+            f"        if 'victim' in str(text): {RAISE}\n"
+            "        return super().encode_rendered(text, add_special_tokens)",
         ),
         config={"tokenizer_mode": "acme"},
     ),

@@ -82,7 +82,7 @@ ACTS: Final[Mapping[str, Act]] = {
         answer='"embedding"',
     ),
     "speculators": Act(
-        "return last[:1]",
+        "return recent[:1]",
         (
             "--speculative-config",
             '{"method": "acme", "num_speculative_tokens": 2, "adaptive": false}',
