@@ -118,7 +118,16 @@ def test_wrong_json_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 5000, MERGES, ALIASES, "&a [*a]", "a: !!timestamp 2026-99-99", "9" * 5000, "{a: 1, b", "? [1]: 2"],
+    [
+        "[" * 5000,
+        MERGES,
+        ALIASES,
+        "&a [*a]",
+        "a: !!timestamp 2026-99-99",
+        "9" * 5000,
+        "{a: 1, b",
+        "? [1]: 2",
+    ],
 )
 def test_wrong_yaml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="refused"):
