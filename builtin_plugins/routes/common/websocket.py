@@ -87,11 +87,7 @@ async def _answer_one(
 
 def error_message(described: Any) -> str:
     """Return the message of an error, which the server's `describe` has described."""
-    error = {
-        "type": described.type,
-        "code": described.code or "error",
-        "message": described.message,
-        "param": described.param,
-    }
+    error = described.fields()
+    error["code"] = error["code"] or "error"
     content = {"type": "error", "status": described.status, "error": error}
     return msgspec.json.encode(content).decode()

@@ -55,15 +55,18 @@ class ErrorAnswer:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self, form: Form | None = None) -> bytes:
-        """Return the JSON body, in OpenAI's form or `form`."""
-        param = None if self.param is None else _encodable(self.param, MAX_PARAM_CHARS)
-        error = {
+    def fields(self) -> dict[str, Any]:
+        """Return OpenAI's error object."""
+        return {
             "message": _encodable(self.message, MAX_MESSAGE_CHARS),
             "type": self.type,
-            "param": param,
+            "param": None if self.param is None else _encodable(self.param, MAX_PARAM_CHARS),
             "code": self.code,
         }
+
+    def body(self, form: Form | None = None) -> bytes:
+        """Return the JSON body, in OpenAI's form or `form`."""
+        error = self.fields()
         return msgspec.json.encode({"error": error} if form is None else form(self.status, error))
 
 

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from builtin_plugins.routes.common.websocket import error_message
 from builtin_plugins.servers.http.errors import describe
 from core.api import InvalidRequest
 
@@ -258,6 +259,7 @@ def test_generate_on_pooling_model_names_model_field(api, monkeypatch, method):
 
 def test_error_repeats_only_the_beginning_of_a_client_text():
     answer = describe(InvalidRequest("x" * 30_000, "y" * 30_000))
-    error = json.loads(answer.body())["error"]
-    assert len(error["message"]) < 1500
-    assert len(error["param"]) < 300
+    for text in (answer.body(), error_message(answer)):  # over HTTP, and over a WebSocket
+        error = json.loads(text)["error"]
+        assert len(error["message"]) < 1500
+        assert len(error["param"]) < 300
