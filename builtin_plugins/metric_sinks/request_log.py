@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from core.api import EngineConfig, Entry, Option, hookimpl
-from core.api.telemetry import HttpStats, RequestStats, StepStats
+from core.api.telemetry import HttpStats, RequestStats
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,6 @@ class RequestLog:
 
     def __init__(self, config: EngineConfig) -> None:
         self._is_on = config.observability.enable_log_requests
-
-    def step(self, stats: StepStats) -> None:
-        """Ignore steps."""
 
     def request(self, stats: RequestStats) -> None:
         """Log an ended request."""

@@ -66,7 +66,9 @@ class StatsLog:
         now_s = self._clock()
         self._busy_s += stats.step_s if self._last_s is None else now_s - self._last_s
         self._last_steps[stats.engine] = stats
-        is_busy = any(last.num_running or last.num_waiting for last in self._last_steps.values())
+        is_busy = stats.num_running or any(
+            last.num_running or last.num_waiting for last in self._last_steps.values()
+        )
         self._last_s = now_s if is_busy else None
         self._now.queried += stats.queried_tokens
         self._now.cached += stats.cached_tokens

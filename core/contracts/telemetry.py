@@ -136,16 +136,13 @@ class MetricSink(Protocol):
     """Receives statistics. Constructed with (config). A sink that keeps
     raising is quarantined.
 
-    `step` runs in the thread that listens to the engine, all other methods in the event loop's.
-    Optional methods: `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`,
-    once, with every automatic value resolved; and `expose(health)`, from any thread, which returns
+    Optional methods: `step(StepStats)`, in the thread that listens to the engine; in the event
+    loop's `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with
+    every automatic value resolved; and `expose(health)`, from any thread, which returns
     (body, content type) for `/metrics`, where `health` is `ServedEngine.health()`; and
     `snapshots(health)`, the same as objects for `LLM.get_metrics`. Several sinks that expose
     Prometheus text share the page; metric names must be unique over all of them.
     """
-
-    def step(self, stats: StepStats) -> None:
-        """Record one engine step."""
 
     def request(self, stats: RequestStats) -> None:
         """Record one finished request."""

@@ -15,7 +15,7 @@ from builtin_plugins.clients.broker.messages import Observed
 from builtin_plugins.metric_sinks.api import merge_pages
 from core.api import EngineConfig, Registry
 from core.api.serving import RateLimitedLogger
-from core.api.telemetry import CallStats, HttpStats, RequestStats, StepStats, TokenStats
+from core.api.telemetry import CallStats, HttpStats, RequestStats, TokenStats
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,6 @@ class ForwardingSink:
         self._tokens: dict[int, TokenStats] = {}
         """Tokens that are not sent yet, by engine."""
         self._sent_s = 0.0
-
-    def step(self, stats: StepStats) -> None:
-        """Ignore a step: the broker has counted it."""
 
     def tokens(self, stats: TokenStats) -> None:
         """Add the tokens of a delivery, and send all when it is time."""

@@ -94,6 +94,8 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    if _has_tower(config, registry) is False:
+        return []  # each step of a text model would call it in vain
     # Imported lazily: only workers need torch.
     from builtin_plugins.features.multimodal.settings import Settings
     from builtin_plugins.features.multimodal.worker import MultimodalWorker
@@ -103,10 +105,12 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
 
 
 def _has_tower(config: EngineConfig, registry: Registry) -> bool | None:
-    """Return whether the model's spec has a tower; None without a model.
+    """Return whether the model's spec has a tower; None without a model."""
+    found: bool | None = registry.shared("has_tower", partial(_read_tower, config, registry))
+    return found
 
-    The scheduler's process has torch anyway.
-    """
+
+def _read_tower(config: EngineConfig, registry: Registry) -> bool | None:
     from core.models.layers.loading import read_model  # lazy: torch is slow to import
 
     source = registry.find_model(config.model.model, config)

@@ -92,10 +92,6 @@ class MultimodalWorker:
             limit = self.host_bytes(parts.model, parts.config)
             self._memory.add("encoder_cache", self._num_bytes, lambda: limit)
 
-    def skips_step(self, num_rows: int, payload: bytes | None) -> bool:
-        """Return whether the model has no tower."""
-        return self._tower is None
-
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """Encode what the step needs; set its embeddings, positions and attention."""
         step = StepItems() if payload is None else _decode_step(payload)

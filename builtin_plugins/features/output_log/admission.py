@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from core.api import EngineConfig
 from core.api.features import AdmissionContext, PendingRequest
 from core.api.serving import Tokenizer
-from core.api.telemetry import RequestStats, StepStats
+from core.api.telemetry import RequestStats
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,6 @@ class OutputSink:
 
     def __init__(self, config: EngineConfig) -> None:
         """Create the sink; requests bring what their outputs are logged with."""
-
-    def step(self, stats: StepStats) -> None:
-        """Ignore steps."""
 
     def request(self, stats: RequestStats) -> None:
         """Log the outputs of a request."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builtin_plugins.features.tracing.settings import Detail, check
 from core.api import EngineConfig
 from core.api.serving import ServedEngine
-from core.api.telemetry import RequestStats, StepStats
+from core.api.telemetry import RequestStats
 
 if TYPE_CHECKING:
     from starlette.routing import Route
@@ -50,9 +50,6 @@ class TraceSink:
         Detail.of(config)  # raises for an unknown name
         if endpoint:
             check(endpoint)
-
-    def step(self, stats: StepStats) -> None:
-        """Ignore steps."""
 
     def request(self, stats: RequestStats) -> None:
         """Export the span of a traced request."""

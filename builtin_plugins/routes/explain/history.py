@@ -19,7 +19,7 @@ from builtin_plugins.routes.common.costs import cost_fields
 from builtin_plugins.routes.common.request_ids import id_aliases
 from core.api import EngineConfig, InvalidRequest
 from core.api.execution import StepPlan
-from core.api.telemetry import HttpStats, RequestStats, StepStats
+from core.api.telemetry import HttpStats, RequestStats
 
 NAME: Final = "explain"
 MAX_SEQUENCES: Final = 1000
@@ -227,9 +227,6 @@ class RecentRequests:
         size = MAX_REQUESTS if config.options.get("enable_operator_routes") else 0
         self._requests: deque[RequestStats] = deque(maxlen=size)
         self._refused: deque[HttpStats] = deque(maxlen=size)
-
-    def step(self, stats: StepStats) -> None:
-        """Ignore steps."""
 
     def request(self, stats: RequestStats) -> None:
         """Remember an ended request."""
