@@ -49,17 +49,6 @@ def _sink(subject: Subject) -> Any:
     return subject.target(subject.config)
 
 
-def check_takes_every_step(subject: Subject) -> None:
-    """`step` accepts idle and busy steps."""
-    sink = _sink(subject)
-    sink.step(StepStats(0.0, 0, 0, 0.0))
-    sink.step(
-        StepStats(
-            0.5, 3, 2, 1.0, computed_tokens=100, cached_tokens=60, queried_tokens=100, preemptions=1
-        )
-    )
-
-
 def check_takes_every_request(subject: Subject) -> None:
     """`request` accepts requests that no step computed, without a first token and with one token
     only.
@@ -72,10 +61,13 @@ def check_takes_every_request(subject: Subject) -> None:
 
 
 def check_methods_take_their_arguments(subject: Subject) -> None:
-    """The optional methods accept empty deliveries, unknown paths, and the configuration."""
+    """The optional methods accept the configuration, idle and busy steps, empty deliveries, and
+    unknown paths.
+    """
     sink = _sink(subject)
     for name, values in (
         ("ready", [subject.config]),
+        ("step", [StepStats(0.0, 0, 0, 0.0), StepStats(0.5, 3, 2, 1.0, 100, 60, 100, 1)]),
         ("tokens", [TokenStats(1), TokenStats(3, 10, 4, [0.1], [0.01, 0.02])]),
         ("http", [HttpStats("/v1/models", "GET", 200, 0.1), HttpStats("", "BREW", 999, 0.0)]),
         ("calls", [CallStats(), CallStats(known=2, unknown=1)]),
@@ -109,8 +101,8 @@ def check_two_sinks_live_in_one_process(subject: Subject) -> None:
     """A second engine in the process has a sink of its own: no state is shared through globals."""
     first = _sink(subject)
     second = _sink(subject)
-    first.step(StepStats(0.1, 1, 0, 0.5))
-    second.step(StepStats(0.1, 1, 0, 0.5))
+    first.request(RequestStats("abort", 5, 0, 0.1))
+    second.request(RequestStats("abort", 5, 0, 0.1))
 
 
 def check_exposes_the_same_series_whatever_comes(subject: Subject) -> None:
@@ -118,7 +110,8 @@ def check_exposes_the_same_series_whatever_comes(subject: Subject) -> None:
     sink = _sink(subject)
     if not hasattr(sink, "expose"):
         return
-    sink.step(StepStats(0.1, 1, 0, 0.5))
+    if hasattr(sink, "step"):
+        sink.step(StepStats(0.1, 1, 0, 0.5))
     lines = []
     for i in range(20):
         sink.request(RequestStats(f"reason {i}", i, i, 0.1, 0.1, request_id=f"request {i}"))
