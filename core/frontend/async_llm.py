@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache, partial
@@ -111,7 +112,8 @@ class AsyncLLM(ServedEngine):
         )
         self._frontend, self._client = connect(config, registry, listener, meanwhile)
         self._set_attributes(self._frontend)
-        self._reader = PromptReader(self._frontend.renderer, self.max_model_len)
+        num_cores = registry.shared("usable_cores", os.cpu_count) or 1
+        self._reader = PromptReader(self._frontend.renderer, self.max_model_len, num_cores)
         self._admission = AsyncAdmission(
             self._frontend.admission, self.config.service.request_timeout
         )

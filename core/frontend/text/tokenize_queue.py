@@ -5,13 +5,12 @@ event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from core.frontend.fair_semaphore import FairSemaphore
 from core.frontend.text.rendering import LONG_TEXT_CHARS, Renderer, Stopped
@@ -19,11 +18,6 @@ from core.types import PromptType
 from core.types.prompts import Prompt
 
 T = TypeVar("T")
-
-NUM_THREADS: Final = max(2, min(8, (os.cpu_count() or 2) // 2))
-"""Number of threads for templates, and as many for long texts, which are
-slower.
-"""
 
 
 class FairThreadPool:
@@ -69,11 +63,14 @@ class FairThreadPool:
 class PromptReader:
     """Reads prompts of up to `max_tokens` tokens, fairly by `client`."""
 
-    def __init__(self, renderer: Renderer, max_tokens: int) -> None:
+    def __init__(self, renderer: Renderer, max_tokens: int, num_cores: int) -> None:
         self._renderer = renderer
         self._max_tokens = max_tokens
-        self._templates = FairThreadPool("templates", NUM_THREADS)
-        self._long_texts = FairThreadPool("long-texts", NUM_THREADS)
+        num = max(2, min(8, num_cores // 2))
+        self.num_threads = num
+        """Threads for templates, and as many for long texts, which are slower."""
+        self._templates = FairThreadPool("templates", num)
+        self._long_texts = FairThreadPool("long-texts", num)
 
     async def prompt(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from core.frontend.text.tokenize_queue import FairThreadPool
+from core.frontend.text.tokenize_queue import FairThreadPool, PromptReader
 from tests.timeouts import TIMEOUT_S
 
 
@@ -143,3 +143,9 @@ def test_failed_thread_start_releases_the_slot(
         assert await pool.run(lambda stopped: 1) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("num_cores", "num_threads"), [(1, 2), (4, 2), (12, 6), (256, 8)])
+def test_prompt_threads_are_bounded_by_the_cores(num_cores: int, num_threads: int) -> None:
+    reader = PromptReader(None, 16, num_cores)  # type: ignore[arg-type]
+    assert reader.num_threads == num_threads

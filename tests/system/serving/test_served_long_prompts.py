@@ -15,7 +15,6 @@ from builtin_plugins.routes.openai.routes import OpenAIRoutes
 from builtin_plugins.routes.tokens.tokenize import TokenizeRoutes
 from builtin_plugins.servers.http.server import HttpServer
 from core import AsyncLLM
-from core.frontend.text.tokenize_queue import NUM_THREADS
 from tests.timeouts import TIMEOUT_S
 
 NINE_MB = 9 * 2**20
@@ -110,7 +109,8 @@ def test_client_disconnect_aborts_tokenization(served, loop):
         reader = served.engine._reader
         go = threading.Event()
         others = [
-            asyncio.create_task(reader.run(lambda stopped: go.wait())) for _ in range(NUM_THREADS)
+            asyncio.create_task(reader.run(lambda stopped: go.wait()))
+            for _ in range(reader.num_threads)
         ]
         gone = asyncio.Event()
         body = json.dumps({"prompt": "x" * 100_000, "truncate_prompt_tokens": 10}).encode()
