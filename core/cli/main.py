@@ -45,9 +45,7 @@ USAGE: Final = "engine [--plugins NAME] [--plugins-lock FILE] [--config FILE] [-
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for a wrong setting, 1 for other
-    errors.
-    """
+    """Run the command line; return its status: 2 for a wrong setting, 1 for other errors."""
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except EngineError as error:

@@ -112,8 +112,9 @@ class AsyncLLM(ServedEngine):
         )
         self._frontend, self._client = connect(config, registry, listener, meanwhile)
         self._set_attributes(self._frontend)
-        num_cores = registry.shared("usable_cores", os.cpu_count) or 1
-        self._reader = PromptReader(self._frontend.renderer, self.max_model_len, num_cores)
+        cores = registry.shared("usable_cores", os.cpu_count) or 1
+        limit = self.max_model_len
+        self._reader = PromptReader(self._frontend.renderer, limit, cores)
         self._admission = AsyncAdmission(
             self._frontend.admission, self.config.service.request_timeout
         )

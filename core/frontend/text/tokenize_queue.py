@@ -68,7 +68,9 @@ class PromptReader:
         self._max_tokens = max_tokens
         num = max(2, min(8, num_cores // 2))
         self.num_threads = num
-        """Threads for templates, and as many for long texts, which are slower."""
+        """Threads for templates, and as many for long
+        texts, which are slower.
+        """
         self._templates = FairThreadPool("templates", num)
         self._long_texts = FairThreadPool("long-texts", num)
 
