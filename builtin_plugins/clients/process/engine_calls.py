@@ -114,7 +114,9 @@ class EngineCalls:
         )
         return future
 
-    def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
+    def call(
+        self, name: str, data: bytes = b"", *, only_reads: bool = False
+    ) -> Future[list[CallAnswer]]:
         """Call a feature; waits during a restart."""
         future: Future[list[CallAnswer]] = Future()
 
@@ -125,7 +127,7 @@ class EngineCalls:
                 future.set_exception(answer.fault.error())
 
         self._when_resubmitted(
-            future, lambda: self._send(lambda call: Call(call, name, data), answered)
+            future, lambda: self._send(lambda call: Call(call, name, data, only_reads), answered)
         )
         return future
 

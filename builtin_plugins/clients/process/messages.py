@@ -32,6 +32,8 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     call: int
     name: str
     data: bytes
+    only_reads: bool = False
+    """Whether it leaves the weights as they are."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

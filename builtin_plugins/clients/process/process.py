@@ -172,9 +172,10 @@ class EngineProcess:
             answer = self._client.abort(message.request_ids)
         else:
             answer = self._client.call(message.name, message.data)
-            identity = self._client.call(CALL)  # the call may update the weights
-            identity.add_done_callback(lambda future: self._answer(message, answer, future))
-            return
+            if not message.only_reads:
+                identity = self._client.call(CALL)  # the call may update the weights
+                identity.add_done_callback(lambda future: self._answer(message, answer, future))
+                return
         answer.add_done_callback(lambda future: self._answer(message, future))
 
     def _answer(

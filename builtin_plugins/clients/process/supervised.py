@@ -28,6 +28,7 @@ from builtin_plugins.clients.process.messages import (
 from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest
 from builtin_plugins.clients.process.watchdog import Watchdog
 from builtin_plugins.clients.process.weights import OTHER_WEIGHTS, KnownWeights
+from builtin_plugins.clients.reading_calls import reading_calls
 from builtin_plugins.executors.api import TICK_S, RemoteError, Start
 from builtin_plugins.launchers.api import ChildProcess
 from core.api import EngineConfig, EngineDead, EngineError, Registry
@@ -92,6 +93,7 @@ class Supervised:
         self._watchdog = Watchdog(config)
         self._on_loss = on_loss
         self._weights = KnownWeights()
+        self._reading = reading_calls(registry)
         self.unclaimed: list[str] = []
         """Resumable requests of the previous API process, if the engine was taken over."""
         self._host = EngineHost(config, registry, name, environment)
@@ -146,7 +148,7 @@ class Supervised:
 
     def call(self, name: str, data: bytes = b"") -> Future[list[CallAnswer]]:
         """Call a feature; waits during a restart."""
-        return self._calls.call(name, data)
+        return self._calls.call(name, data, only_reads=name in self._reading)
 
     def release(self, *, suspects: bool = False) -> list[OpenRequest]:
         """Give up open requests of a dead engine, for another one."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.clients.process.weights import UPDATED, KnownWeights, WeightsIdentity
 from core import AsyncLLM
 from core.api.models import ModelSource
@@ -42,6 +43,34 @@ class Updates:
 @hookimpl
 def engine_runner_extensions():
     return [Updates()]
+'''
+COUNTS = '''
+"""A plugin with a call that returns how often the weights were identified."""
+from builtin_plugins.clients.process.weights import WeightsIdentity
+from core.api import hookimpl
+
+identify = WeightsIdentity.call
+calls = []
+
+
+def counted(half, verb, data):
+    calls.append(verb)
+    return identify(half, verb, data)
+
+
+WeightsIdentity.call = counted
+
+
+class Counts:
+    name = "counts"
+
+    def call(self, verb, data):
+        return str(len(calls)).encode()
+
+
+@hookimpl
+def engine_runner_extensions():
+    return [Counts()]
 '''
 
 
@@ -112,6 +141,32 @@ def test_stream_ends_at_a_restart_with_other_weights(llama: Path, tmp_path: Path
             engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_calls_that_only_read_identify_no_weights(llama: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "counts.py"
+    plugin.write_text(COUNTS)
+    engine = AsyncLLM(
+        str(llama),
+        plugins=[str(plugin)],
+        dtype="float32",
+        max_model_len=64,
+        kv_cache_memory_bytes=1 << 25,
+        num_threads=1,
+        structured_outputs_config={"warm_up": False},
+    )
+    try:
+
+        def counts() -> list[int]:
+            answers = [engine._client.call("counts.now").result() for _ in range(3)]
+            return [int(each[0].ranks[0]) for each in answers]
+
+        first, *others = counts()
+        assert others == [first + 1, first + 2]
+        reading_calls(engine.registry).add("counts.now")
+        assert counts() == [first + 3] * 3
+    finally:
+        engine.shutdown()
 
 
 def worker_half(folder: Path) -> tuple[WeightsIdentity, SimpleNamespace]:
