@@ -1,12 +1,18 @@
 """Cores, thread priorities and container limits, with the promises of `core.api`."""
 
-from builtin_plugins.platforms.cgroup import cpu_quota, memory_limit_bytes, tightest_memory_limit
+from builtin_plugins.platforms.cgroup import (
+    cpu_quota,
+    memory_limit_bytes,
+    oom_kill_count,
+    tightest_memory_limit,
+)
 from builtin_plugins.platforms.machine import lower_thread_priority, usable_cores
 
 __all__ = [
     "cpu_quota",
     "lower_thread_priority",
     "memory_limit_bytes",
+    "oom_kill_count",
     "tightest_memory_limit",
     "usable_cores",
 ]

@@ -1,4 +1,6 @@
-"""Memory limit and CPU quota of this process's control group (cgroup) and of those above it.
+"""Memory limit, CPU quota and out-of-memory kills of this process's control group (cgroup).
+
+The limits are those of the group and of the groups above it.
 
 Docker, Kubernetes, Slurm and systemd limit processes this way. Both versions are read: version 2,
 with one tree of groups, and version 1, with a tree for each controller.
@@ -52,10 +54,23 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
+def oom_kill_count(root: Path = Path("/")) -> int | None:
+    """Return how many processes of this process's group the out-of-memory killer has ended.
+
+    It is the number of the whole machine where groups do not count, and None where nothing does.
+    """
+    for group in _groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            count = _statistics(group / name).get("oom_kill")
+            if count is not None:
+                return count
+    return _statistics(root / "proc/vmstat").get("oom_kill")
+
+
 def _memory_limits(root: Path) -> list[MemoryLimit]:
     limits = []
     for group in _groups(root, "memory"):
-        statistics = _statistics(group)
+        statistics = _statistics(group / "memory.stat")
         for limit_file, used_file, reclaimable in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -85,8 +100,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         yield from (base / group for group in (own, *own.parents))
 
 
-def _statistics(group: Path) -> Mapping[str, int]:
-    pairs = (line.split() for line in _lines(group / "memory.stat"))
+def _statistics(file: Path) -> Mapping[str, int]:
+    pairs = (line.split() for line in _lines(file))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import core
 from builtin_plugins.executors.process.channel import Channel
 from builtin_plugins.executors.process.messages import Connected, Failed, Start
+from builtin_plugins.platforms.api import oom_kill_count
 from core.api import EngineDead
 from core.api.execution import ProcessKilled
 
@@ -25,7 +26,6 @@ TICK_S: Final = 0.1
 child lives.
 """
 FIRST_STAGE: Final = "starting Python"
-VMSTAT: Final = Path("/proc/vmstat")
 HOME: Final = str(Path(core.__file__).parent)
 """Folder of this process's `core` package."""
 
@@ -124,8 +124,8 @@ class Child:
 
     @property
     def may_be_oom(self) -> bool:
-        """True if the out-of-memory killer was active since the start, or if
-        that is unknown.
+        """True if the out-of-memory killer was active in this process's group
+        since the start, or if that is unknown.
         """
         return self._oom_kills is None or oom_kill_count() != self._oom_kills
 
@@ -186,14 +186,3 @@ def thread_environment(num_threads: int) -> dict[str, str]:
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(num_threads))
-
-
-def oom_kill_count(vmstat: Path = VMSTAT) -> int | None:
-    """Return the number of out-of-memory kills since the system's start; None
-    if unknown.
-    """
-    try:
-        lines = vmstat.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

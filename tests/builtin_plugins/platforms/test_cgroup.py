@@ -10,6 +10,7 @@ from builtin_plugins.platforms.cgroup import (
     MemoryLimit,
     cpu_quota,
     memory_limit_bytes,
+    oom_kill_count,
     tightest_memory_limit,
 )
 from builtin_plugins.platforms.cpu import platform as cpu
@@ -139,3 +140,57 @@ def test_unreadable_numbers_are_no_limit(tmp_path: Path, text: str) -> None:
 def test_overcommitted_group_has_no_free_memory(tmp_path: Path) -> None:
     root = make_root(tmp_path, memory_dot_max="1000", memory_dot_current="2000")
     assert cpu.free_memory_bytes(root) == 0
+
+
+OWN = "4:memory:/jobs/own", "0::/jobs/own"
+KILLS = {
+    "v2": ("jobs__own__memory_dot_events", "low 0\noom 1\noom_kill {}\noom_group_kill 0"),
+    "v1": (
+        "memory__jobs__own__memory_dot_oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill {}",
+    ),
+    "v1, in a container": ("memory__memory_dot_oom_control", "under_oom 0\noom_kill {}"),
+}
+"""File and content of a group that counts kills, by version."""
+
+
+@pytest.mark.parametrize("version", KILLS)
+def test_oom_kills_of_other_groups_are_not_counted(tmp_path: Path, version: str) -> None:
+    file, text = KILLS[version]
+    elsewhere = file.replace("jobs__own__", "jobs__other__").replace(
+        "memory__memory_dot", "memory__other__memory_dot"
+    )
+    root = make_root(tmp_path, **{file: text.format(2), elsewhere: text.format(7)})
+    set_group(root, *OWN)
+    (root / "proc/vmstat").write_text("pgfault 7\noom_kill 9\n")
+    assert oom_kill_count(root) == 2
+
+
+def test_oom_kills_of_the_own_group_come_before_those_above(tmp_path: Path) -> None:
+    events = "oom 0\noom_kill {}"
+    root = make_root(
+        tmp_path,
+        jobs__own__memory_dot_events=events.format(0),
+        jobs__memory_dot_events=events.format(5),
+    )
+    set_group(root, *OWN)
+    assert oom_kill_count(root) == 0
+
+
+@pytest.mark.parametrize(
+    ("vmstat", "kills"),
+    [
+        ("oom_kill 3\npgfault 7\n", 3),
+        ("pgfault 7\noom_kill 0\n", 0),
+        ("pgfault 7\n", None),
+        (None, None),
+    ],
+)
+def test_oom_kills_of_the_machine_count_where_groups_have_none(
+    tmp_path: Path, vmstat: str | None, kills: int | None
+) -> None:
+    root = make_root(tmp_path, memory_dot_events="max 0")
+    set_group(root, *OWN)
+    if vmstat is not None:
+        (root / "proc/vmstat").write_text(vmstat)
+    assert oom_kill_count(root) == kills

@@ -15,7 +15,7 @@ import pytest
 
 from builtin_plugins.executors.process.channel import Channel
 from builtin_plugins.executors.process.messages import Connected, Failed, Heartbeat, Start
-from builtin_plugins.executors.process.spawn import HOME, Child, oom_kill_count, thread_environment
+from builtin_plugins.executors.process.spawn import HOME, Child, thread_environment
 from core.config import EngineConfig
 from core.errors import ConfigError, EngineDead, EngineError, PluginError, ProcessKilled
 from core.plugin import make_plan
@@ -185,20 +185,3 @@ def test_messages_arrive_in_order_in_both_directions():
     ]
     child.close()
     parent.close()
-
-
-@pytest.mark.parametrize(
-    ("vmstat", "kills"),
-    [
-        ("oom_kill 3\npgfault 7\n", 3),
-        ("pgfault 7\noom_kill 0\n", 0),
-        ("pgfault 7\n", None),
-        (None, None),
-    ],
-)
-def test_oom_kills_are_counted_if_the_system_reports_them(
-    tmp_path: Path, vmstat: str | None, kills: int | None
-):
-    if vmstat is not None:
-        (tmp_path / "vmstat").write_text(vmstat)
-    assert oom_kill_count(tmp_path / "vmstat") == kills
