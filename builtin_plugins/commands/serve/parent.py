@@ -14,6 +14,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -21,6 +23,7 @@ from builtin_plugins.commands.serve.child_processes import ChildProcesses
 from builtin_plugins.commands.serve.control_socket import ControlSocket
 from builtin_plugins.commands.serve.end_deadline import EndDeadline
 from builtin_plugins.commands.serve.forks import Forks, send_signal
+from builtin_plugins.commands.serve.last_line import log_last_line
 from builtin_plugins.commands.serve.maintenance import MaintenanceServer
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
 from builtin_plugins.commands.serve.system import (
@@ -83,6 +86,8 @@ class Parent:
         """Whether the first signal was forwarded to the server."""
         self._check_s = inf
         self._reason = ""
+        self._last_line: Callable[[], None] | None = None
+        """Logs the end, once all processes below have ended."""
 
     def run(self) -> ParentHandle | int:
         """Return the exit status (in the parent), or the handle (in each API process)."""
@@ -109,6 +114,8 @@ class Parent:
             self._restarts += 1
         self._end()
         self._forks.restore_signals()
+        if self._last_line is not None:
+            log_last_line(self._last_line, status)
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -239,16 +246,12 @@ class Parent:
         if self._was_signalled:
             if not self._has_served:
                 return status if status in (-signal.SIGTERM, -signal.SIGINT) else 1
-            if self._deadline.has_drained:
-                log.error("the API process (pid %d) died without open requests: %s", self._pid, how)
-                return 0
-            if was_ready:
-                log.error(
-                    "the API process (pid %d) died with open requests: %s",
-                    self._pid,
-                    how,
-                )
-            return int(was_ready)
+            is_lossless = self._deadline.has_drained
+            if is_lossless or was_ready:
+                requests = "without" if is_lossless else "with"
+                message = "the API process (pid %d) died %s open requests: %s"
+                self._last_line = partial(log.error, message, self._pid, requests, how)
+            return int(was_ready and not is_lossless)
         if not self._has_served:
             if status < 0:
                 print(

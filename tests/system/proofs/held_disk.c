@@ -1,6 +1,6 @@
 /* A disk that does not answer: calls on files below HELD_FOLDER wait while HELD_FLAG exists.
  *
- * Loaded by LD_PRELOAD. Each call that has to wait adds a byte to HELD_LOG.
+ * Loaded by LD_PRELOAD. Each call that has to wait adds a line with its path to HELD_LOG.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -25,7 +26,9 @@ static void wait_for_disk(const char *path) {
     ssize_t (*real_write)(int, const void *, size_t) = dlsym(RTLD_NEXT, "write");
     int file = real_open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     if (file >= 0) {
-        if (real_write(file, "w", 1) < 0) {
+        char line[4097];
+        int length = snprintf(line, sizeof line, "%s\n", path);
+        if (real_write(file, line, length) < 0) {
             perror("held_disk");
         }
         close(file);
@@ -73,6 +76,19 @@ int openat64(int folder, const char *path, int flags, ...)
         return real arguments;                                       \
     }
 
+#define PATH_CALL(name, parameters, arguments)                       \
+    int name parameters {                                            \
+        wait_for_disk(path);                                         \
+        int(*real) parameters = dlsym(RTLD_NEXT, #name);             \
+        return real arguments;                                       \
+    }
+
+PATH_CALL(stat64, (const char *path, struct stat64 *found), (path, found))
+PATH_CALL(lstat64, (const char *path, struct stat64 *found), (path, found))
+PATH_CALL(mkdir, (const char *path, mode_t mode), (path, mode))
+PATH_CALL(rename, (const char *path, const char *target), (path, target))
+PATH_CALL(unlink, (const char *path), (path))
+
 CALL(ssize_t, write, (int descriptor, const void *data, size_t size), (descriptor, data, size))
 CALL(ssize_t, writev, (int descriptor, const struct iovec *parts, int count),
      (descriptor, parts, count))
@@ -84,5 +100,11 @@ CALL(ssize_t, pwritev, (int descriptor, const struct iovec *parts, int count, of
      (descriptor, parts, count, at))
 CALL(ssize_t, pwritev64, (int descriptor, const struct iovec *parts, int count, off64_t at),
      (descriptor, parts, count, at))
+CALL(ssize_t, pwritev64v2,
+     (int descriptor, const struct iovec *parts, int count, off64_t at, int flags),
+     (descriptor, parts, count, at, flags))
+CALL(ssize_t, preadv64v2,
+     (int descriptor, const struct iovec *parts, int count, off64_t at, int flags),
+     (descriptor, parts, count, at, flags))
 CALL(int, fsync, (int descriptor), (descriptor))
 CALL(int, fdatasync, (int descriptor), (descriptor))

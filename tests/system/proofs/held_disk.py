@@ -23,7 +23,7 @@ class HeldDisk:
     log: Path
 
     def hold(self) -> None:
-        """Let opening and writing files wait from now on."""
+        """Let calls that open, write, read, find, rename or delete files wait from now on."""
         self.flag.touch()
 
     def release(self) -> None:
@@ -32,7 +32,12 @@ class HeldDisk:
 
     def num_waits(self) -> int:
         """Return the number of calls that had to wait so far."""
-        return self.log.stat().st_size
+        return len(self.log.read_text().splitlines())
+
+    def waited_for(self) -> set[str]:
+        """Return the names in the folder for which calls had to wait so far."""
+        paths = map(Path, self.log.read_text().splitlines())
+        return {path.relative_to(self.folder).parts[0] for path in paths if path != self.folder}
 
 
 @pytest.fixture

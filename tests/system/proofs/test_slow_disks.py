@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from core.testing.checkpoints import make_checkpoint
 from tests.served import COLD
 from tests.system.proofs.held_disk import HeldDisk, held_disk
 from tests.system.proofs.test_api_death import COMMAND, Service, body, serving, wait_for
+from tests.system.proofs.test_drains import FAST
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["held_disk"]
@@ -91,6 +93,112 @@ def test_requests_go_on_while_the_response_store_is_stuck(
         assert client.get(f"/v1/responses/{made['id']}").status_code == 404
         wait_for(lambda: create()["store"])
         assert client.get("/health").json()["server_restarts"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)],
+    ids=["SIGTERM", "SIGINT", "SIGTERM twice"],
+)
+def test_server_ends_while_all_its_disks_are_stuck(
+    tmp_path: Path, held_disk: HeldDisk, signals: tuple[signal.Signals, ...]
+) -> None:
+    llama = str(make_checkpoint("LlamaForCausalLM", tmp_path / "llama"))
+    plugin = tmp_path / "fast.py"
+    plugin.write_text(FAST)
+    names = {name: str(held_disk.folder / name) for name in ("disk", "shared", "journal", "store")}
+    tiers = [
+        {"kv_connector": "disk", "kv_connector_extra_config": {"folder": names["disk"]}},
+        {
+            "kv_connector": "shared_storage",
+            "kv_connector_extra_config": {"shared_storage_path": names["shared"]},
+        },
+    ]
+    transfer = {
+        "kv_connector": "multi",
+        "timeout_s": 2.0,
+        "kv_connector_extra_config": {"connectors": tiers},
+    }
+    bound = "1" if len(signals) == 1 else "3000"
+    with (
+        serving(
+            tmp_path,
+            llama,
+            *("--kv-transfer-config", json.dumps(transfer), "--journal", names["journal"]),
+            *("--responses-store", names["store"], "--block-size", "16", "--dtype", "float32"),
+            *("--shutdown-timeout", bound, "--plugins", str(plugin)),
+        ) as service,
+        httpx.Client(base_url=service.url, timeout=TIMEOUT_S) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        made = client.post("/v1/responses", json={"input": "a", "max_output_tokens": 4})
+        assert made.status_code == 200, made.text
+        held_disk.hold()
+
+        def create() -> None:
+            with suppress(httpx.TransportError):
+                client.post("/v1/responses", json={"input": "b", "max_output_tokens": 4})
+
+        threads.submit(create)
+        threads.submit(answer, service, 1)
+        wait_for(lambda: {name.partition("-")[0] for name in held_disk.waited_for()} >= {*names})
+        for number in signals:
+            service.process.send_signal(number)
+            wait_for(lambda: not service.is_ready())
+        assert service.process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.slow
+def test_server_ends_while_its_log_file_is_stuck(tmp_path: Path, held_disk: HeldDisk) -> None:
+    plugin = tmp_path / "fast.py"
+    plugin.write_text(FAST)
+    (tmp_path / "log").symlink_to(held_disk.folder / "log")
+    bound = ("--shutdown-timeout", "1", "--plugins", str(plugin))
+    with (
+        serving(tmp_path, "scripted:", *bound, "--enable-log-requests", status=1) as service,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        held_disk.hold()
+        thread.submit(answer, service, 1)
+        wait_for(held_disk.num_waits)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(TIMEOUT_S) == 1
+
+
+def fill(pipe: int) -> None:
+    """Fill a pipe, over a descriptor that does not wait and is not shared."""
+    descriptor = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, b"x")
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_server_ends_while_its_log_pipe_is_full(tmp_path: Path, number: signal.Signals) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    flags = ["scripted:", "--port", "0", "--max-model-len", "64", *COLD, "--enable-log-requests"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, "serve", *flags],
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("Serving ")
+        fill(writer)
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        os.close(reader)
+        os.close(writer)
 
 
 def test_log_pipe_that_is_not_read_delays_no_request(tmp_path: Path) -> None:
