@@ -1,8 +1,9 @@
 """Hours of random requests of two clients, with kills: answers, owners, memory and the drain.
 
-A client with one key reads, changes and ends nothing of the other. Each engine process or grammar
-process that is killed costs no request. Memory of each process stays flat. At the end nothing runs,
-and SIGTERM ends the server.
+Besides random requests, both clients store responses, make them in the background, continue broken
+streams, load and unload adapters, and send batches. A client with one key reads, changes and ends
+nothing of the other. Each engine process or grammar process that is killed costs no request. Memory
+of each process stays flat. At the end nothing runs, and SIGTERM ends the server.
 
 Run: python -m tests.system.attacks.soak [--seconds N] [--seed N] [--kill-every SECONDS]
 """
@@ -18,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tests.system.attacks import belongings
+from tests.system.attacks.belongings import OwnerClient
 from tests.system.attacks.corpus_files import Request
 from tests.system.attacks.fuzz import RequestGenerator, Tally
 from tests.system.attacks.server_under_test import (
@@ -41,6 +45,8 @@ from tests.system.attacks.server_under_test import (
 
 OTHER_KEY: Final = "the-key-of-another-client"
 KEYS: Final = (KEY, OTHER_KEY)
+MARKS: Final = ("sesame", "quince")
+"""Words in all texts of each client's scenarios."""
 BATCH: Final = 16
 """Requests of each client during one healthy stream or more."""
 MAX_IDS: Final = 200
@@ -134,9 +140,10 @@ class Memory:
             return {}
         early = [found for _, found in self.samples[quarter : 2 * quarter]]
         late = [found for _, found in self.samples[-quarter:]]
-        names = set.intersection(*(set(found) for found in [*early, *late]))
+        names = set().union(*early) & set().union(*late)
         return {
-            name: median(found[name] for found in late) / median(found[name] for found in early)
+            name: median(found[name] for found in late if name in found)
+            / median(found[name] for found in early if name in found)
             for name in sorted(names)
         }
 
@@ -179,34 +186,45 @@ class Soak:
     owners: Owners = field(default_factory=Owners)
     memory: Memory = field(default_factory=Memory)
     num_kills: int = 0
+    scenarios: Counter[str] = field(default_factory=Counter)
+    """Complete scenarios of both clients by name."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(
-        self, seconds: float, kill_every_s: float, report: Callable[[str], None] = lambda text: None
+        self,
+        seconds: float,
+        kill_every_s: float,
+        report: Callable[[str], None] = lambda text: None,
+        min_requests: int = 0,
     ) -> None:
-        """Send batches of both clients until the time is over."""
+        """Send batches of both clients until the time is over, and all requests are sent."""
         description = self.server.get("/openapi.json").json()
         generators = [
             RequestGenerator(description, random.Random(self.seed + i)) for i in range(len(KEYS))
         ]
         healthy = HealthyClient(self.server)
+        owners = [self._owner_client(i) for i in range(len(KEYS))]
         deadline_s = time.monotonic() + seconds
         next_sample_s = 0.0
         reported = 0
         with self._killing(kill_every_s):
-            while time.monotonic() < deadline_s:
+            while time.monotonic() < deadline_s or self.tally.sent < min_requests:
                 try:
                     with healthy.streaming():
                         clients = [
                             threading.Thread(target=self._send_batch, args=(generator, key))
                             for generator, key in zip(generators, KEYS, strict=True)
                         ]
+                        clients += [threading.Thread(target=each.run_any) for each in owners]
                         for client in clients:
                             client.start()
                         for client in clients:
                             client.join()
                 except AssertionError as error:
                     self.tally.faults.append(f"{error} (after {self.tally.sent} requests)")
+                for owner in owners:
+                    self.tally.faults += owner.faults
+                    owner.faults.clear()
                 if self.server.get("/livez").status_code != 200:
                     self.tally.faults.append(f"/livez fails after {self.tally.sent} requests")
                 if time.monotonic() > next_sample_s:
@@ -215,17 +233,32 @@ class Soak:
                 for fault in self.tally.faults[reported:]:
                     report(fault)
                 reported = len(self.tally.faults)
+        for owner in owners:
+            owner.close()
+            self.scenarios += owner.done
         self._check_idle()
         for fault in self.tally.faults[reported:]:
             report(fault)
 
-    def grown(self) -> dict[str, float]:
-        """Return the growth of what grew too much; killed processes began again."""
+    def grown(self, bound: float = FLAT) -> dict[str, float]:
+        """Return the growth of what grew more than the bound; killed processes began again."""
         return {
             name: ratio
             for name, ratio in self.memory.growth().items()
-            if ratio > FLAT and not (self.num_kills and name in KILLED)
+            if ratio > bound and not (self.num_kills and name in KILLED)
         }
+
+    def _owner_client(self, i: int) -> OwnerClient:
+        def note(method: str, path: str, answer: Answer) -> None:
+            request = Request(path=path, method=method, status=[])
+            with self._lock:
+                self.tally.faults += self.owners.note(request, KEYS[i], answer)
+
+        return OwnerClient(
+            *(self.server.url, KEYS[i], MARKS[i], KEYS[1 - i], MARKS[1 - i]),
+            rng=random.Random(self.seed + 10 + i),
+            note=note,
+        )
 
     def _send_batch(self, generator: RequestGenerator, key: str) -> None:
         for _ in range(BATCH):
@@ -296,15 +329,16 @@ def soak(
     seed: int = 1,
     kill_every_s: float = 0.0,
     report: Callable[[str], None] = lambda text: None,
+    min_requests: int = 0,
 ) -> Soak:
     """Run against a new server; it must end with status 0."""
     keys = ("--api-key", KEY, "--api-key", OTHER_KEY)
     # A small KV cache and response store: their memory counts once it was written to.
     small = ("--kv-cache-memory-bytes", "32M", "--responses-store-bytes", str(1 << 20))
     quiet = ("--disable-uvicorn-access-log", "--log-level", "error")
-    with start_server(*keys, *small, *quiet) as server:
+    with start_server(*keys, *small, *quiet, *belongings.FLAGS) as server:
         run = Soak(server, seed)
-        run.run(seconds, kill_every_s, report)
+        run.run(seconds, kill_every_s, report, min_requests)
     return run
 
 
@@ -321,6 +355,7 @@ def main() -> int:
     print(run.memory.table())
     print(run.memory.quarters())
     growth = run.memory.growth()
+    print(f"scenarios: {dict(sorted(run.scenarios.items()))}")
     print(
         f"{run.tally.sent} requests of seed {args.seed}, {run.num_kills} kills; answers by status: "
         f"{dict(sorted(run.tally.by_status.items()))}; memory of the last quarter over the second: "
