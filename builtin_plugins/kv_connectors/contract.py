@@ -161,7 +161,9 @@ class KVMemory(KVStore, Protocol):
 class KVDirectory(Protocol):
     """The scheduler half of a connector: an index of the blocks on all ranks.
 
-    Every method must be quick and runs in the scheduler's thread.
+    Every method must be quick and runs in the scheduler's thread. Optional:
+    `add_found(key)` holds a block that another engine has written, and that takes no
+    space of this one (default: it is admitted and marked as stored).
     """
 
     @property

@@ -7,6 +7,7 @@ mapped file after its truncation kills the process.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -87,7 +88,7 @@ def check_writable(path: Path, field: str, given: str) -> None:
     """Create a folder. Raises `ConfigError` naming its setting if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f"{os.getpid()}{PARTIAL_SUFFIX}"
+        probe = path / f"{secrets.token_hex(8)}{PARTIAL_SUFFIX}"
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
@@ -102,12 +103,12 @@ class Folder:
 
     checksum: Literal["sum", "crc32"] = "crc32"
 
-    def __init__(self, path: Path, block_bytes: Iterable[int], magic: bytes = MAGIC) -> None:
-        """`magic`: first bytes of its files."""
+    def __init__(self, path: Path, block_bytes: Iterable[int]) -> None:
         self._path = path
-        self._magic = magic
-        self._file_bytes = [len(magic) + CHECKSUM_BYTES + size for size in block_bytes]
+        self._file_bytes = [len(MAGIC) + CHECKSUM_BYTES + size for size in block_bytes]
         self._num_written = 0
+        self._id = secrets.token_hex(8)
+        """Part of the names of incomplete files: in containers, process ids are not unique."""
 
     def survey(self) -> Iterable[BlockKey]:
         """Return the stored blocks, oldest first. Deletes incomplete and stale foreign files."""
@@ -136,11 +137,11 @@ class Folder:
         path = self._path / block_path(key)
         self._num_written += 1
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted
-        suffix = f"{os.getpid()}.{self._num_written}{PARTIAL_SUFFIX}"
+        suffix = f"{self._id}.{self._num_written}{PARTIAL_SUFFIX}"
         partial = path.with_name(f"{path.name}.{suffix}")
         try:
             with open(partial, "wb", buffering=0) as file:
-                _transfer(os.pwritev, file.fileno(), [self._magic, checksum, *block])
+                _transfer(os.pwritev, file.fileno(), [MAGIC, checksum, *block])
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
@@ -148,20 +149,15 @@ class Folder:
             raise
 
     def read(self, key: BlockKey, block: Block) -> bytes:
-        """Read a file and update its time.
-
-        Raises `Damaged` for a malformed file, `OSError` for one of an engine with other settings.
-        """
-        head = bytearray(len(self._magic) + CHECKSUM_BYTES)
+        """Read a file and update its time. Raises `Damaged` for a malformed file."""
+        head = bytearray(len(MAGIC) + CHECKSUM_BYTES)
         with open_regular(self._path / block_path(key)) as file:
             _transfer(os.preadv, file.fileno(), [head, *block])
             with suppress(OSError):  # the folder may have become read-only
                 os.utime(file.fileno())
         if not head.startswith(MAGIC):
             raise Damaged("it is not a block file any more")
-        if not head.startswith(self._magic):
-            raise OSError("it is a block file of an engine with other settings")
-        return bytes(head[len(self._magic) :])
+        return bytes(head[len(MAGIC) :])
 
     def drop(self, key: BlockKey) -> None:
         """Delete the file."""

@@ -56,7 +56,11 @@ class TierIndex:
             if len(self._found[key]) < self._num_ranks:
                 continue
             del self._found[key]
-            if not self.directory.holds(key) and self.admit(key):
+            if self.directory.holds(key):
+                continue
+            if hasattr(self.directory, "add_found"):
+                self.directory.add_found(key)
+            elif self.admit(key):
                 self.directory.mark_stored(key)
 
     @property
@@ -79,6 +83,8 @@ class ObservedDirectory:
         self._medium = medium
         self._listeners = listeners
         self.holds = inner.holds  # the hottest method, so it skips `__getattr__`
+        if hasattr(inner, "add_found"):
+            self.add_found = self._add_found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -93,6 +99,10 @@ class ObservedDirectory:
     def mark_stored(self, key: BlockKey) -> None:
         """Mark a block as stored, and report it."""
         self._inner.mark_stored(key)
+        self._notify(key, has=True)
+
+    def _add_found(self, key: BlockKey) -> None:
+        self._inner.add_found(key)
         self._notify(key, has=True)
 
     def discard(self, key: BlockKey) -> None:
