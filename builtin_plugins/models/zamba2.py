@@ -1,14 +1,18 @@
-"""Zamba2: Mamba 2 in all layers, some with one of a few shared transformer blocks."""
+"""Zamba 1 and 2: Mamba in all layers, some with one of a few shared transformer blocks."""
+
+from dataclasses import replace
+from math import ceil
 
 from builtin_plugins.models.state_spaces import layer_kinds, mamba2
-from core.api import Entry, hookimpl
+from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, renamed
 from core.model_spec.layer import LayerSpec, MlpSpec, SharedBlockSpec
 from core.model_spec.names import WeightNames
-from core.model_spec.recurrent import Mamba2Spec
+from core.model_spec.recurrent import Mamba2Spec, MambaSpec
 
+HERE = "builtin_plugins.models.zamba2"
 USUAL = (
     ["linear_attention"]
     + (["linear_attention"] * 5 + ["hybrid"]) * 7
@@ -16,12 +20,20 @@ USUAL = (
     + ["hybrid"]
 )
 USUAL += ["linear_attention"] * 3 + ["hybrid"] + ["linear_attention"] * 2
+NAMES = WeightNames(
+    recurrent="mamba",
+    final_norm="model.final_layernorm",
+    rename=((r"\.mamba_decoder\.", "."),),
+)
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("Zamba2ForCausalLM", "builtin_plugins.models.zamba2:spec", "Zamba2")]
+    """Return the architectures."""
+    return [
+        Entry("Zamba2ForCausalLM", f"{HERE}:spec", "Zamba2"),
+        Entry("ZambaForCausalLM", f"{HERE}:zamba", "Zamba"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -58,12 +70,51 @@ def spec(hf_config: object) -> DecoderSpec:
             attention=attention, recurrent=state, shared=shared, attention_in=norm
         )
     copies = [f"model.layers.{index}.shared_transformer.*" for index in hybrids[len(stored) :]]
-    names = WeightNames(
-        recurrent="mamba",
-        final_norm="model.final_layernorm",
-        rename=((r"\.mamba_decoder\.", "."),),
-        ignored=("*.rotary_emb.inv_freq", *copies),
+    names = replace(NAMES, ignored=("*.rotary_emb.inv_freq", *copies))
+    return DecoderSpec(**facts.decoder(tied=True), layers=tuple(layers), norm=norm, names=names)
+
+
+def zamba(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Zamba config: Mamba with heads, one shared block without adapters."""
+    facts = ModelFacts(renamed(hf_config, head_dim="attention_head_dim"))
+    norm = facts.norm(eps=1e-5)
+    hidden = facts.count("hidden_size")
+    inner = facts.activation("hidden_mamba_act")
+    if inner != "silu":
+        raise ModelError(f"hidden_mamba_act: got {inner!r}; expected 'silu'. Serve another model.")
+    rank = facts.get("mamba_dt_rank", "auto")
+    state = MambaSpec(
+        width=facts.count("mamba_expand", 2) * hidden,
+        state_size=facts.count("mamba_d_state", 16),
+        dt_rank=ceil(hidden / 16) if rank == "auto" else facts.count("mamba_dt_rank"),
+        kernel=facts.count("mamba_d_conv", 4),
+        bias=facts.flag("mamba_proj_bias"),
+        conv_bias=facts.flag("mamba_conv_bias", True),
+        heads=facts.count("n_mamba_heads", 2),
     )
+    mlp = facts.mlp(activation=facts.activation(default="gelu"))
+    size = facts.heads(2 * hidden // facts.count("num_attention_heads"))["head_size"]
+    attention = facts.attention(rope=None, head_size=size, scale=(size / 2) ** -0.5)
+    period = facts.count("attn_layer_period", 6)
+    offset = facts.count("attn_layer_offset", 4, least=0)
+    usual = ["linear_attention"] * 2 + ["hybrid"]
+    usual += [
+        "hybrid" if index % period == offset else "linear_attention"
+        for index in range(facts.num_layers() - 3)
+    ]
+    kinds = layer_kinds(facts, usual, {"linear_attention", "hybrid"})
+    hybrids = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
+    shared = [f"model.layers.{index}.shared_transf" for index in hybrids]
+    plain = LayerSpec(recurrent=state, attention_in=norm)
+    layers = [plain] * len(kinds)
+    for use, index in enumerate(hybrids):
+        block = SharedBlockSpec(
+            stored=shared[0], use=use, norm=norm, mlp=mlp, rank=0, gate_up=False
+        )
+        layers[index] = LayerSpec(
+            attention=attention, recurrent=state, shared=block, attention_in=norm
+        )
+    names = replace(NAMES, ignored=tuple(f"{copy}.*" for copy in shared[1:]))
     return DecoderSpec(**facts.decoder(tied=True), layers=tuple(layers), norm=norm, names=names)
 
 

@@ -149,7 +149,9 @@ class SharedBlockSpec:
     norm: NormSpec
     mlp: MlpSpec
     rank: int
-    """Rank of the low-rank adapter that each use adds to the MLP input projection."""
+    """Rank of the low-rank adapter that each use adds to the MLP input projection; 0: none."""
+    gate_up: bool = True
+    """Whether checkpoints store gate and up projection of the MLP in one tensor."""
     adapts_attention: bool = False
     """Whether each use also adds low-rank adapters to queries, keys and values."""
 

@@ -1,4 +1,5 @@
-"""Recurrent layers as data: Mamba, Mamba 2, gated delta rule, lightning attention, RG-LRU.
+"""Recurrent layers as data: Mamba, Mamba 2, gated delta rule, lightning attention, RG-LRU, RWKV,
+mLSTM.
 
 Their state has a fixed size per sequence. Torch-free.
 """
@@ -29,9 +30,15 @@ class MambaSpec:
     conv_bias: bool = True
     norm: NormSpec | None = None
     """Norm of dt, B and C, each with its own weights; None: no norm."""
+    heads: int = 1
+    """Groups of channels (Zamba), each with its own projections to dt, B and C."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "width", "state_size", "dt_rank", "kernel")
+        _at_least_one(self, "width", "state_size", "dt_rank", "kernel", "heads")
+        if self.width % self.heads:
+            raise ModelError(
+                f"n_mamba_heads: got {self.heads}; expected a divisor of width {self.width}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +162,55 @@ class RgLruSpec:
             )
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec | GatedDeltaSpec | LightningSpec | GatedConvSpec | RgLruSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RwkvTimeMixSpec:
+    """Time mixing of RWKV 4: an average of earlier values with exponential weights per channel."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "width")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RwkvChannelMixSpec:
+    """Channel mixing of RWKV 4: an MLP that reads a mixture of a token and the one before it."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "width")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLstmSpec:
+    """mLSTM: a key-value state per head, with an exponential input gate and a forget gate."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    gate_softcap: float
+    """Soft cap of both gates."""
+    norm_eps: float = 1e-6
+    """Epsilon of the LayerNorm of each head's output."""
+    eps: float = 1e-6
+    """Addend of the normaliser."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "heads", "key_size", "value_size")
+
+
+RecurrentSpec = (
+    MambaSpec
+    | Mamba2Spec
+    | GatedDeltaSpec
+    | LightningSpec
+    | GatedConvSpec
+    | RgLruSpec
+    | RwkvTimeMixSpec
+    | RwkvChannelMixSpec
+    | MLstmSpec
+)
 
 
 def recurrent_split_error(spec: RecurrentSpec | None, ranks: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from core.testing.tiny_configs import DENSE_SHAPE, GRANITE, GROUPED_SHAPE, SHAPE, Tiny
+from core.testing.tiny_configs import DENSE_SHAPE, GRANITE, GROUPED_SHAPE, SHAPE, VOCAB, Tiny
 
 _MAMBA2: Final = {
     "state_size": 16,
@@ -69,6 +69,39 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
             "mamba_d_state": 16,
             "time_step_min": 0.05,
             "chunk_size": 16,
+        },
+    ),
+    "ZambaForCausalLM": (
+        "ZambaConfig",
+        {
+            **GROUPED_SHAPE,
+            "tie_word_embeddings": True,  # or transformers would not share the other weights either
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "n_mamba_heads": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "RwkvForCausalLM": (
+        "RwkvConfig",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "attention_hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "context_length": 512,
+            "rescale_every": 2,
+        },
+    ),
+    "xLSTMForCausalLM": (
+        "xLSTMConfig",
+        {
+            **{name: SHAPE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
+            "num_heads": 4,
+            "chunk_size": 16,
+            "autocast_kernel_dtype": "float32",  # bfloat16 by default, in a float32 model too
         },
     ),
     "GraniteMoeHybridForCausalLM": (

@@ -15,12 +15,18 @@ from core.model_spec.recurrent import (
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
+    MLstmSpec,
     RgLruSpec,
+    RwkvChannelMixSpec,
+    RwkvTimeMixSpec,
 )
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.linear_attention import GatedDelta, Lightning
 from core.models.layers.mamba import Mamba, Mamba2
 from core.models.layers.mlp import make_activation
+from core.models.layers.mlstm import MLstm
+from core.models.layers.multi_head_mamba import MultiHeadMamba
+from core.models.layers.rwkv import RwkvChannelMix, RwkvTimeMix
 from core.models.layers.short_conv import GatedConv, ShortConv
 from core.models.layers.state import state_dtype
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
@@ -130,7 +136,18 @@ class RgLru(nn.Module):
         return out
 
 
-Recurrent = Mamba | Mamba2 | GatedDelta | Lightning | GatedConv | RgLru
+Recurrent = (
+    Mamba
+    | MultiHeadMamba
+    | Mamba2
+    | GatedDelta
+    | Lightning
+    | GatedConv
+    | RgLru
+    | RwkvTimeMix
+    | RwkvChannelMix
+    | MLstm
+)
 """A module with `kv_spec`, `cache` (set by `bind_kv`) and `forward(x, plan)`."""
 
 _MODULES: Final[dict[type, Any]] = {
@@ -140,6 +157,9 @@ _MODULES: Final[dict[type, Any]] = {
     LightningSpec: Lightning,
     GatedConvSpec: GatedConv,
     RgLruSpec: RgLru,
+    RwkvTimeMixSpec: RwkvTimeMix,
+    RwkvChannelMixSpec: RwkvChannelMix,
+    MLstmSpec: MLstm,
 }
 
 
@@ -147,5 +167,7 @@ def make_recurrent(
     spec: RecurrentSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
 ) -> Recurrent:
     """Return the module of a spec, with tensors under `prefix`."""
-    result: Recurrent = _MODULES[type(spec)](spec, hidden, prefix, context, weights)
+    split_heads = isinstance(spec, MambaSpec) and spec.heads > 1
+    module: Any = MultiHeadMamba if split_heads else _MODULES[type(spec)]
+    result: Recurrent = module(spec, hidden, prefix, context, weights)
     return result

@@ -1,6 +1,6 @@
-"""Transformer block shared by several layers (Zamba2).
+"""Transformer block shared by several layers (Zamba).
 
-Each use has its own cache, low-rank adapters and output projection.
+Each use has its own cache and output projection, and in Zamba2 low-rank adapters.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class SharedBlock(nn.Module):
         self.norm_mlp = layers.norm("pre_ff_layernorm", spec.norm, hidden)
         self.qkv = layers.linear("self_attn.qkv", read, heads_of, "rows")
         self.out = layers.linear("self_attn.o_proj", sizes["q"], [Slice("o", hidden)], "columns")
-        both = [Slice("gate", mlp.width), Slice("up", mlp.width)]
+        apart = "" if spec.gate_up else f"{stored}.feed_forward.{{}}_proj"
+        both = [Slice(name, mlp.width, apart.format(name)) for name in ("gate", "up")]
         self.up = layers.linear("feed_forward.gate_up_proj", hidden, both, "rows", mlp.bias)
         self.down = layers.linear(
             "feed_forward.down_proj", mlp.width, [Slice("down", hidden)], "columns", mlp.bias
@@ -147,8 +148,10 @@ class SharedBlock(nn.Module):
             mlp.activation, gated=True, prefix="", context=context, weights=weights
         )
         self.adapt_qkv = _attention_adapters(spec, sizes, read, context, weights)
-        prefix = f"{stored}.feed_forward.gate_up_proj_adapter_list.{spec.use}"
-        self.adapt_up = LowRank([(prefix, both)], hidden, spec.rank, context, weights)
+        self.adapt_up: LowRank | None = None
+        if spec.rank:
+            prefix = f"{stored}.feed_forward.gate_up_proj_adapter_list.{spec.use}"
+            self.adapt_up = LowRank([(prefix, both)], hidden, spec.rank, context, weights)
         self.last = Linear(context, weights, f"{layer}.linear", hidden, [Slice("out", hidden)])
 
     def forward(
@@ -168,5 +171,6 @@ class SharedBlock(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
         x = self.norm_mlp(self.out(out.reshape(len(x), -1)))
-        result: torch.Tensor = self.last(self.down(self.activate(self.up(x) + self.adapt_up(x))))
+        product = self.up(x) if self.adapt_up is None else self.up(x) + self.adapt_up(x)
+        result: torch.Tensor = self.last(self.down(self.activate(product)))
         return result

@@ -31,6 +31,9 @@ MODELS = (
     "MiniMaxForCausalLM",
     "Lfm2ForCausalLM",
     "RecurrentGemmaForCausalLM",
+    "RwkvForCausalLM",
+    "ZambaForCausalLM",
+    "xLSTMForCausalLM",
 )
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
 
