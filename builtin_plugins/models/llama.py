@@ -18,6 +18,7 @@ def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
         Entry("LlamaForCausalLM", f"{HERE}:spec", "Llama 1 to 3 and its relatives"),
+        Entry("Emu3ForCausalLM", f"{HERE}:emu3", "Emu3, text only"),
         Entry("InternLM3ForCausalLM", f"{HERE}:internlm3", "InternLM 3"),
         Entry("SeedOssForCausalLM", f"{HERE}:seed_oss", "Seed-OSS"),
         Entry("SmolLM3ForCausalLM", f"{HERE}:smollm3", "SmolLM 3"),
@@ -58,6 +59,13 @@ def equal_layers(
     return DecoderSpec(
         **facts.decoder(tied=tied), layers=layers, norm=norm, names=names or WeightNames()
     )
+
+
+def emu3(hf_config: object) -> DecoderSpec:
+    """Return the facts of an Emu3 text config; tokens of images are like others."""
+    facts = ModelFacts(hf_config)
+    rope = facts.rope(facts.heads()["head_size"], theta=1e6)
+    return equal_layers(facts, facts.norm(eps=1e-5), rope=rope)
 
 
 def internlm3(hf_config: object) -> DecoderSpec:

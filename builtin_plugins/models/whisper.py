@@ -1,14 +1,15 @@
-"""Whisper: audio features to text."""
+"""Whisper: audio features to text; and its decoder alone."""
 
 from dataclasses import replace
 
-from builtin_plugins.models.bart import NORM, layer_of
+from builtin_plugins.models.bart import ALONE, NORM, layer_of
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderSpec, FramesSpec
 from core.model_spec.facts import ModelFacts
 from core.model_spec.names import WeightNames
 
+HERE = "builtin_plugins.models.whisper"
 DECODER = WeightNames(
     embed="model.decoder.embed_tokens",
     positions="model.decoder.embed_positions",
@@ -32,9 +33,10 @@ ENCODER = replace(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
+    """Return the architectures."""
     return [
-        Entry("WhisperForConditionalGeneration", "builtin_plugins.models.whisper:spec", "Whisper")
+        Entry("WhisperForConditionalGeneration", f"{HERE}:spec", "Whisper"),
+        Entry("WhisperForCausalLM", f"{HERE}:alone", "Whisper's decoder"),
     ]
 
 
@@ -64,3 +66,11 @@ def spec(hf_config: object) -> DecoderSpec:
         ),
         names=DECODER,
     )
+
+
+def alone(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Whisper config, without the encoder and what reads it."""
+    whole = spec(hf_config)
+    layers = tuple(replace(layer, cross=None) for layer in whole.layers)
+    names = replace(DECODER, ignored=ALONE.ignored)
+    return replace(whole, encoder=None, layers=layers, names=names)

@@ -13,7 +13,7 @@ from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSp
 from core.model_spec.encoder import EncoderSpec
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, PerLayerInputSpec
 from core.model_spec.names import WeightNames
-from core.model_spec.pooling import PoolingSpec
+from core.model_spec.pooling import DenseSpec, PoolingSpec
 from core.model_spec.recurrent import recurrent_split_error
 from core.model_spec.tower import TowerSpec
 
@@ -87,6 +87,8 @@ class DecoderSpec:
     tied_head: bool = False
     """Whether the head is the embedding, unless the checkpoint stores a different one."""
     head_bias: bool = False
+    head_transform: DenseSpec | None = None
+    """Dense layer between the final norm and the head, in float32; None: none."""
     head_normalized: Literal["", "rows", "columns"] = ""
     """Vectors of the head's weight that are scaled to length 1 when it is loaded; empty: none."""
     embed_scale: float = 1.0

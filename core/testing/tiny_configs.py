@@ -43,6 +43,7 @@ DENSE: Final[Mapping[str, Tiny]] = {
         "InternLM3Config",
         {**DENSE_SHAPE, "attention_bias": True, "mlp_bias": True},
     ),
+    "Emu3ForCausalLM": ("Emu3TextConfig", {**GROUPED_SHAPE, "pad_token_id": VOCAB - 2}),
     "SeedOssForCausalLM": (
         "SeedOssConfig",
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from core.testing.tiny_configs import VOCAB, Tiny
+from core.testing.tiny_configs import SHAPE, VOCAB, Tiny
 
 _T5: Final = {
     "vocab_size": VOCAB,
@@ -74,7 +74,40 @@ ENCODER_DECODERS: Final[Mapping[str, Tiny]] = {
 }
 """Those that have an encoder, and so get two prompts."""
 
+_BERT: Final = {**SHAPE, "is_decoder": True, "tie_word_embeddings": True}
+_BERT_DECODERS: Final[Mapping[str, Tiny]] = {
+    "BigBirdForCausalLM": (
+        "BigBirdConfig",
+        {**_BERT, "attention_type": "original_full", "rescale_embeddings": True},
+    ),
+    "MegatronBertForCausalLM": ("MegatronBertConfig", _BERT),
+    "RemBertForCausalLM": (
+        "RemBertConfig",
+        {
+            **_BERT,
+            "tie_word_embeddings": False,
+            "input_embedding_size": 40,
+            "output_embedding_size": 56,
+        },
+    ),
+    "RoFormerForCausalLM": ("RoFormerConfig", {**_BERT, "embedding_size": 48}),
+    "GitForCausalLM": (
+        "GitConfig",
+        {
+            **SHAPE,
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 32,
+            },
+        },
+    ),
+}
+
 DECODERS_ALONE: Final[Mapping[str, Tiny]] = {
+    **_BERT_DECODERS,
     "BartForCausalLM": ("BartConfig", _BART),
     "MvpForCausalLM": ("MvpConfig", _BART),
     "MBartForCausalLM": ("MBartConfig", {**_BART, "tie_word_embeddings": False}),
@@ -84,9 +117,10 @@ DECODERS_ALONE: Final[Mapping[str, Tiny]] = {
     "BigBirdPegasusForCausalLM": ("BigBirdPegasusConfig", {**_BART, "use_bias": True}),
     "BlenderbotForCausalLM": ("BlenderbotConfig", {**_BART, "tie_word_embeddings": False}),
     "BlenderbotSmallForCausalLM": ("BlenderbotSmallConfig", _BART),
+    "WhisperForCausalLM": ("WhisperConfig", _WHISPER),
     "TrOCRForCausalLM": (
         "TrOCRConfig",
         {k: v for k, v in _BART.items() if not k.startswith(("encoder", "forced"))},
     ),
 }
-"""Decoders of such models, which continue one prompt."""
+"""Decoders of such models and of BERT's form, which continue one prompt."""

@@ -22,7 +22,7 @@ from core.models.layers.embedding import Embedding, Head, PerLayerInputs
 from core.models.layers.encoder import Encoder, inputs_of
 from core.models.layers.linear import Linear, Slice, Tokens
 from core.models.layers.norm import Norm, optional_norm
-from core.models.layers.pooling import PoolingHead
+from core.models.layers.pooling import Dense, PoolingHead
 from core.models.layers.positions import Rotary, expect_sinusoids
 from core.models.layers.residual import ForwardContext, add_residual
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         self.head: Head | None = None
         if not context.pipeline.is_last:
             return
-        width = spec.embed_size or hidden
+        width = hidden if spec.head_transform else spec.embed_size or hidden
         self.pooling_head: PoolingHead | None = None
         if spec.pooling is not None:
             self.pooling_head = PoolingHead(
@@ -434,9 +434,14 @@ def _make_head(
     names = spec.names
     tied_to: Embedding | None = None
     if spec.tied_head:  # the last stage loads its own copy of the embedding
+        size = spec.embed_size or width
         tied_to = embed or Embedding(
-            spec.vocab_size, width, context, weights, names.embed, is_head=True
+            spec.vocab_size, size, context, weights, names.embed, is_head=True
         )
+    transform = None
+    if spec.head_transform is not None:
+        transform = Dense(spec.head_transform, width, weights)
+        width = spec.head_transform.width
     head = Head(
         spec.vocab_size,
         width,
@@ -446,6 +451,7 @@ def _make_head(
         tied_to=tied_to,
         bias=spec.head_bias,
         row=names.final_bias,
+        transform=transform,
     )
     if spec.head_normalized:
         axis = 1 if spec.head_normalized == "rows" else 0

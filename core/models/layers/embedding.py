@@ -127,11 +127,13 @@ class Head(nn.Module):
         tied_to: VocabWeight | None = None,
         bias: bool = False,
         row: str = "",
+        transform: nn.Module | None = None,
     ) -> None:
         """`tied_to`: the embedding, which is the head unless the checkpoint stores another one.
-        `row`: name of an optional bias.
+        `row`: name of an optional bias. `transform`: dense layer before the head, in float32.
         """
         super().__init__()
+        self.transform = transform
         self._vocab = vocab
         self._group = context.group
         self._widen = context.ops.widen
@@ -207,6 +209,8 @@ class Head(nn.Module):
 
     def forward(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return [n, vocab] float32; `tokens` selects tokens of the step, None: all in order."""
+        if self.transform is not None:
+            hidden = self.transform(hidden.float()).to(hidden.dtype)
         out = self.rows.method.apply(self.rows, hidden)
         if self.adapter is not None:
             out = (
