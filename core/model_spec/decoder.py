@@ -111,7 +111,13 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     stored_layers: tuple[int, ...] = ()
-    """Checkpoint layer of each layer, where layers share weights; empty: one to one."""
+    """Checkpoint layer of each layer, where layers share weights; empty: one to one. Each has a KV
+    cache of its own.
+    """
+    loop_length: int = 0
+    """Layers after which the final norm normalises the residual stream, again and again; 0: it does
+    so at the end only.
+    """
     pooling: PoolingSpec | None = None
     """Pooling of a pooling model; None: the model generates."""
     encoder: EncoderSpec | None = None
@@ -161,10 +167,13 @@ class DecoderSpec:
                 f"use at most {len(self.layers)}."
             )
         tied = any(
-            layer.kv_source_layer is not None or layer.delayed_moe is not None
+            layer.kv_source_layer is not None
+            or layer.delayed_moe is not None
+            or layer.blend is not None
             for layer in self.layers
         )
-        if pipeline > 1 and (self.per_layer_inputs or tied or self.layers_read_embedding):
+        tied = tied or bool(self.loop_length or self.per_layer_inputs or self.layers_read_embedding)
+        if pipeline > 1 and tied:
             raise ConfigError(
                 f"--pipeline-parallel-size {pipeline} would part layers of this model that read "
                 "each other's keys or results or the "
@@ -203,8 +212,9 @@ class DecoderSpec:
             error = recurrent_split_error(layer.recurrent, ranks)
             if error is not None:
                 return error
-            mlps = _mlp_split_error(layer.mlp, ranks) or _mlp_split_error(layer.delayed_moe, ranks)
-            error = _attention_split_error(layer.attention, ranks) or mlps
+            parts = (layer.mlp, layer.delayed_moe, layer.early_moe)
+            mlps = (_mlp_split_error(part, ranks) for part in parts)
+            error = _attention_split_error(layer.attention, ranks) or next(filter(None, mlps), None)
             if error is not None:
                 return error
             if layer.parallel_experts is not None and layer.parallel_experts.moe.width % ranks:

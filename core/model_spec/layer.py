@@ -176,6 +176,14 @@ class LayerSpec:
     parallel_experts: ParallelExpertsSpec | None = None
     delayed_moe: MoeSpec | None = None
     """Experts with the MLP's input and an output added after the next layer; None: none."""
+    early_moe: MoeSpec | None = None
+    """Experts that read the layer's input, with the norm of `mlp_in`'s kind and own weights; their
+    output is added with the MLP's; None: none.
+    """
+    kept_streams: tuple[str, ...] = ()
+    """Names under which later layers find the residual stream before this layer."""
+    blend: tuple[str, float] | None = None
+    """An earlier residual stream that is mixed into this layer's, and its share; None: none."""
     scaled: bool = False
     """Whether the residual stream is multiplied by a stored scalar after this layer."""
     post_norm: bool = False
@@ -199,6 +207,8 @@ class LayerSpec:
             raise ModelError("a parallel layer needs an MLP and supports no output norms.")
         if self.post_norm and not (self.attention_out and self.mlp_out and self.mlp):
             raise ModelError("post_norm needs attention_out, mlp_out and an MLP.")
+        if self.early_moe and not (self.mlp_in and self.mlp):
+            raise ModelError("early_moe needs mlp_in and an MLP.")
         if self.normed_residual and not (self.attention_in and self.mlp_in and self.mlp):
             raise ModelError("normed_residual needs attention_in, mlp_in and an MLP.")
         if self.shared and not (isinstance(self.attention, AttentionSpec) and self.recurrent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from core.models.layers.residual import (
     ResidualJoin,
     ResidualPair,
     Sublayer,
+    add_residual,
 )
 from core.models.layers.shared_block import SharedBlock
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
@@ -71,6 +73,11 @@ class Block(nn.Module):
             if layer.delayed_moe is None
             else Moe(layer.delayed_moe, hidden, *within, context, weights)
         )
+        self.early_moe: Moe | None = None
+        if layer.early_moe is not None:
+            self.early_moe = Moe(layer.early_moe, hidden, *within, context, weights)
+            prefix_of_norm = f"{prefix}.{spec.names.moe_norm_in}"
+            self.early_norm = optional_norm(layer.mlp_in, hidden, context, weights, prefix_of_norm)
         self.parallel_experts = (
             None
             if layer.parallel_experts is None
@@ -89,6 +96,10 @@ class Block(nn.Module):
         """Index of the plan of attention, recurrent part and cross attention in a step's plans."""
         self.source: Block | None = None
         """Layer that owns the keys and values read here; None: this layer."""
+        self.entry_norm: Norm | None = None
+        """Norm of the residual stream before this layer."""
+        self._kept_streams = layer.kept_streams
+        self._blend = layer.blend
         self._has_end = self.per_layer_input is not None or self.scale is not None
         self._arrange(layer, spec, prefix, context, weights)
 
@@ -148,10 +159,36 @@ class Block(nn.Module):
             self.attention.params, key_scale=theirs.key_scale, value_scale=theirs.value_scale
         )
 
+    def again(self) -> Block:
+        """Return a layer with the same weights and a KV cache of its own."""
+        other = copy(self)
+        other._modules = dict(self._modules)
+        other.attention = copy(self.attention)
+        other._parts = tuple(
+            (join, getattr(other, part.__name__))  # type: ignore[attr-defined]  # methods
+            for join, part in self._parts
+        )
+        return other
+
+    def _enter(
+        self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
+    ) -> torch.Tensor:
+        """Return the residual stream before this layer, normalised or mixed with earlier ones."""
+        x = add_residual(self.entry_norm, x, residual)[0]
+        if self._kept_streams:  # add_rms_norm may overwrite it
+            step.streams |= dict.fromkeys(self._kept_streams, x.clone())
+        if self._blend is not None:
+            name, share = self._blend
+            x = torch.lerp(x, step.streams[name], share)
+        return x
+
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
     ) -> ResidualPair:
         """Return the residual pair after this layer."""
+        if self.entry_norm is not None or self._kept_streams or self._blend is not None:
+            x = self._enter(x, residual, step)
+            residual = None
         for join, part in self._parts:
             x, residual = join(part, x, residual, step)
         return (
@@ -167,6 +204,8 @@ class Block(nn.Module):
 
     def _mix(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         """Return the output of attention, of the recurrent part, or their sum."""
+        if self.early_moe is not None:
+            step.delayed_output = self.early_moe(self.early_norm(stream))  # type: ignore[misc]
         if self.attention is None:
             return self._recur(x, stream, step)
         out: torch.Tensor = self.attention(x, step.positions, step.plans[self.attention_plan])

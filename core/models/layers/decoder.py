@@ -136,6 +136,7 @@ class Decoder(nn.Module):
                 spec.pooling, spec.vocab_size if spec.pooling.logits else hidden, weights
             )
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
+        _normalize_loops(self._blocks, spec.loop_length, self.norm)
         if not spec.has_head:
             return
         self.embed_out = _resize(hidden, width, names.embed_out, context, weights)
@@ -406,7 +407,7 @@ def _make_blocks(
     for index in own:
         at = spec.stored_layers[index] if spec.stored_layers else index
         if at in stored:
-            blocks.append(stored[at])
+            blocks.append(stored[at].again())
             continue
         layer = spec.layers[index]
         rope = None if layer.attention is None else layer.attention.rope
@@ -421,6 +422,12 @@ def _make_blocks(
         if shares is not None:
             block.attend_to(blocks[shares - own.start])
     return blocks, tuple(rotaries.values())
+
+
+def _normalize_loops(blocks: Sequence[Block], length: int, norm: Norm | None) -> None:
+    """Let every loop but the first begin with the final norm."""
+    for block in blocks[length::length] if length else ():
+        object.__setattr__(block, "entry_norm", norm)  # not a submodule
 
 
 def _make_head(

@@ -7,7 +7,7 @@ op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +31,9 @@ class ForwardContext:
     per_layer_input: torch.Tensor | None = None
     """[n, size]: the current layer's own token embedding."""
     delayed_output: torch.Tensor | None = None
-    """Output of the previous layer's delayed experts, added after this layer."""
+    """Output of the previous layer's delayed experts, or of this layer's early ones."""
+    streams: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Residual streams before earlier layers, which later ones mix into theirs."""
 
 
 Sublayer = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]

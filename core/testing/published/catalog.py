@@ -12,8 +12,9 @@ from core.testing.draw import draw_weights
 from core.testing.published.layout import Published
 from core.testing.published.llama_like import LLAMA_LIKE
 from core.testing.published.mixtures import MIXTURES
+from core.testing.published.streams import STREAMS
 
-PUBLISHED: Final[Mapping[str, Published]] = {**LLAMA_LIKE, **MIXTURES}
+PUBLISHED: Final[Mapping[str, Published]] = {**LLAMA_LIKE, **MIXTURES, **STREAMS}
 """Architecture to its layout."""
 
 

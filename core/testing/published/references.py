@@ -194,3 +194,84 @@ def gemma3_as_plamo3() -> Any:
     model: Any = transformers.Gemma3ForCausalLM(config)
     model.model.embed_tokens.embed_scale = torch.tensor(1.0)
     return model
+
+
+class _NormedOutput(nn.Module):
+    """A part of a layer, and a norm of what it returns."""
+
+    def __init__(self, inner: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.norm = norm
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        out = self.inner(*given, **named)
+        return (self.norm(out[0]), *out[1:]) if isinstance(out, tuple) else self.norm(out)
+
+
+class _NormedInput(nn.Module):
+    """A layer of another loop, of which the first one reads normalised hidden states."""
+
+    def __init__(self, layer: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.again = layer
+        self.norm = norm
+
+    def forward(self, hidden_states: torch.Tensor, **named: Any) -> Any:
+        return self.again(self.norm(hidden_states), **named)
+
+
+def llama_in_loops(times: int) -> Any:
+    """Return Llama with norms after attention and MLP, and all layers run several times."""
+    model = of_class("LlamaForCausalLM")
+    inner = model.model
+    for layer in inner.layers:
+        for name in ("self_attn", "mlp"):
+            norm = llama.LlamaRMSNorm(SHAPE["hidden_size"], 1e-6)
+            setattr(layer, name, _NormedOutput(getattr(layer, name), norm))
+    own = list(inner.layers)
+    for _ in range(times - 1):
+        inner.layers.extend([_NormedInput(own[0], inner.norm), *own[1:]])
+    model.config.num_hidden_layers = len(inner.layers)
+    return model
+
+
+def llama_with_mixed_streams(kept: dict[int, int], share: float) -> Any:
+    """Return Llama in which layers (keys) mix the input of earlier ones (values) into theirs."""
+    model = of_class("LlamaForCausalLM", num_hidden_layers=6)
+    inputs: dict[int, torch.Tensor] = {}
+
+    def mix(index: int, hidden_states: torch.Tensor) -> torch.Tensor:
+        inputs[index] = hidden_states
+        if index not in kept:
+            return hidden_states
+        return share * inputs[kept[index]] + (1 - share) * hidden_states
+
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(lambda _, given, at=index: (mix(at, given[0]), *given[1:]))
+    return model
+
+
+class _ArcticLayer(llama.LlamaDecoderLayer):  # type: ignore[misc]
+    """Experts of the layer's input next to attention and a dense MLP."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        experts = transformers.Qwen3MoeConfig(**{**SHAPE, **EXPERTS}, norm_topk_prob=True)
+        experts._experts_implementation = "eager"
+        self.block_sparse_moe = qwen3_moe.Qwen3MoeSparseMoeBlock(experts)
+        self.residual_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, **named: Any) -> torch.Tensor:
+        experts: torch.Tensor = self.block_sparse_moe(self.post_attention_layernorm(hidden_states))
+        attended = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)[0]
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.residual_layernorm(hidden_states)) + experts
+
+
+def llama_as_arctic() -> Any:
+    """Return Llama with Arctic's layers."""
+    model = of_class("LlamaForCausalLM", intermediate_size=SHAPE["hidden_size"])
+    for index in range(len(model.model.layers)):
+        model.model.layers[index] = _ArcticLayer(model.config, index)
+    return model
