@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from builtin_plugins.models.generic.key_bias import with_bias
 from core.api.models import AttentionBackend
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import LayerKV
@@ -82,9 +83,11 @@ def paged_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: object,
+    scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend with the parameters that the trial (`trial`) found."""
+    query, key, _mask = with_bias(module, query, key, attention_mask, scaling)
     layers: PagedLayers = getattr(module, ATTRIBUTE)
     return layers.attend(query, key, value), None
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from builtin_plugins.models.generic import attention, trial
+from builtin_plugins.models.generic import attention, key_bias, trial
 from builtin_plugins.models.generic.attention import PagedLayers
 from builtin_plugins.models.generic.loading import fill, quiet, weight_shapes, without_memory
 from core.api import ModelError
@@ -85,6 +85,7 @@ class GenericModel(nn.Module):
         """Split a model into `base` and `head`, with the trial's attention."""
         attention.register()
         trial.register()
+        key_bias.install(model)
         model.requires_grad_(requires_grad=False)
         self.head = model
         self._set_parts(model)

@@ -31,6 +31,14 @@ class GenericSpec:
     """Number of served positions, if known; 0 if not."""
     learned_positions: int = 0
     """Rows of a position embedding; 0, since it is known only after loading."""
+    limited_by: str = "keep_window_size: with more, attention drops keys by their values"
+    """Reason of `context_limit`, for messages."""
+
+    @property
+    def context_limit(self) -> int:
+        """Longest context with results equal to transformers; 0: no limit."""
+        limit = getattr(self.config.get_text_config(), "keep_window_size", None)
+        return limit if isinstance(limit, int) else 0
 
     def build(self, context: BuildContext) -> Model:
         """Return the model; `load_weights` constructs its modules."""
@@ -75,6 +83,8 @@ def why_not(config: Any, model_class: Any) -> str | None:
         return "its attention does not use transformers' attention interface"
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         return "it counts positions itself (its forward has no position_ids)"
+    if getattr(text, "is_moe", False) and hasattr(text, "keep_window_size"):
+        return "its router mixes the scores of a text's tokens, later ones included"
     rope_types = sorted(_rope_types(getattr(text, "rope_parameters", None)) & set(LENGTH_DEPENDENT))
     if rope_types:
         return f"its RoPE ({', '.join(rope_types)}) depends on the longest text of a batch"

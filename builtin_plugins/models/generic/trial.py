@@ -22,6 +22,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from builtin_plugins.models.generic.attention import ATTRIBUTE, PagedLayer
+from builtin_plugins.models.generic.key_bias import with_bias
 from core.api import ModelError
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, LayerKV, SlidingWindow
@@ -265,6 +266,9 @@ def _pass_through(
 ) -> tuple[torch.Tensor, None]:
     """Record a call and return a mixture of each token's own query, key and value."""
     record: Record = getattr(module, ATTRIBUTE)
+    query, key, attention_mask = with_bias(
+        module, query, key, attention_mask, arguments.get("scaling")
+    )
     heads = query.shape[1]
     kv_heads = key.shape[1]
     record.calls.append(

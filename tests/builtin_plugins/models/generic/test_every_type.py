@@ -60,11 +60,11 @@ def test_model_type_equals_transformers_or_is_rejected(
     row = verdicts[model_type]
     try:
         folder = checkpoint(model_type)
-    except Exception as error:  # noqa: BLE001 - what transformers cannot make is no fault of ours
-        if row.how == "native":
-            pytest.skip(f"transformers makes no tiny form of the type itself: {error}")
-        assert row.how == "no", "what is served can be made"
-        return
+    except Exception:  # noqa: BLE001 - what transformers cannot make is no fault of ours
+        if row.how != "native":
+            assert row.how == "no", "what is served can be made"
+            return
+        folder = checkpoint(row.architecture)  # such as the text part alone
     config = json.loads((folder / "config.json").read_text())
     row = by_architecture.get(config["architectures"][0], row)
     if row.how != "no" and "vision_config" in config:

@@ -4,12 +4,15 @@ request.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.errors import ConfigError
 from tests.builtin_plugins.models.test_engine_parity import (
     Expected,
     assert_equal,
@@ -18,8 +21,8 @@ from tests.builtin_plugins.models.test_engine_parity import (
     run,
 )
 
-MODELS = ("beam", "deepseek_v2", "gemma2", "gpt_oss")
-"""Windows and full attention, values shorter than keys, softcaps, sinks."""
+MODELS = ("beam", "deepseek_v2", "doge", "gemma2", "gpt_oss")
+"""Windows and full attention, values shorter than keys, biases of keys, softcaps, sinks."""
 
 Cases = Callable[[str], list[Expected]]
 
@@ -101,3 +104,16 @@ def test_generic_model_survives_preemption(
     assert (
         preemptions > 0 or model_type != "deepseek_v2"
     )  # windows give back more than the output takes
+
+
+def test_context_ends_where_keys_would_be_dropped(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "doge"
+    shutil.copytree(checkpoint("doge"), folder)
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | {"keep_window_size": 64}))
+    with pytest.raises(ConfigError, match="--max-model-len 128 is more than 64, keep_window_size"):
+        open_engine(folder, max_model_len=128)
+    with open_engine(folder, max_model_len=None) as llm:
+        assert llm.config.model.max_model_len == 64
