@@ -33,9 +33,10 @@ def _names(prefix: str, **names: str) -> WeightNames:
     """Return BERT's names, with those of the head that predicts words."""
     known = names_of(prefix)
     head = (r"^cls\.predictions\.decoder\.weight$", "cls.predictions.weight")
-    ignored = ("*.position_ids", "cls.predictions.decoder.bias", "cls.seq_relationship.*")
-    ignored += ("*.pooler.*", "*.embed_positions.weight")
-    known = replace(known, head="cls.predictions", rename=(*known.rename, head), ignored=ignored)
+    ignored = ["*.position_ids", "cls.predictions.decoder.bias", "cls.seq_relationship.*"]
+    ignored += ["*.pooler.*", "*.embed_positions.weight"]
+    rename = (*known.rename, head)
+    known = replace(known, head="cls.predictions", rename=rename, ignored=tuple(ignored))
     return replace(known, **names)  # type: ignore[arg-type]
 
 
@@ -105,7 +106,12 @@ def megatron_bert(hf_config: object) -> DecoderSpec:
     names = _names("bert", attention_in="attention.ln", mlp_in="ln", final_norm="bert.encoder.ln")
     norm = facts.layer_norm(eps=1e-12)
     spec = _decoder(facts, names, norm=norm, embed_norm=None)
-    norms = {"attention_in": norm, "mlp_in": norm, "attention_out": None, "mlp_out": None}
+    norms: dict[str, Any] = {
+        "attention_in": norm,
+        "mlp_in": norm,
+        "attention_out": None,
+        "mlp_out": None,
+    }
     layers = tuple(replace(layer, post_norm=False, **norms) for layer in spec.layers)
     return replace(spec, layers=layers)
 

@@ -34,7 +34,7 @@ SOLAR = {
     "bskcn_3": [16, 24, 36, 48],
     "bskcn_4": [28, 40],
 }
-"""Layers of Solar Pro that keep a residual stream (1, 2), and that mix it into theirs (3, 4)."""
+"""Layers of Solar Pro that save a residual stream (1, 2), and that mix it into theirs (3, 4)."""
 
 
 @hookimpl
@@ -110,8 +110,8 @@ def solar(hf_config: object) -> DecoderSpec:
     share = float((facts.get("bskcn_tv") or (0.9, 0.8))[1])
     layers = []
     for index, layer in enumerate(spec.layers):
-        kept = tuple(which for which in "12" if index in listed[f"bskcn_{which}"])
+        saved = tuple(which for which in "12" if index in listed[f"bskcn_{which}"])
         mixed = next((w for w, into in ("13", "24") if index in listed[f"bskcn_{into}"]), None)
         blend = None if mixed is None else (mixed, share)
-        layers.append(replace(layer, kept_streams=kept, blend=blend))
+        layers.append(replace(layer, saved_streams=saved, blend=blend))
     return replace(spec, layers=tuple(layers))

@@ -180,7 +180,7 @@ class LayerSpec:
     """Experts that read the layer's input, with the norm of `mlp_in`'s kind and own weights; their
     output is added with the MLP's; None: none.
     """
-    kept_streams: tuple[str, ...] = ()
+    saved_streams: tuple[str, ...] = ()
     """Names under which later layers find the residual stream before this layer."""
     blend: tuple[str, float] | None = None
     """An earlier residual stream that is mixed into this layer's, and its share; None: none."""

@@ -30,12 +30,12 @@ class MambaSpec:
     conv_bias: bool = True
     norm: NormSpec | None = None
     """Norm of dt, B and C, each with its own weights; None: no norm."""
-    heads: int = 1
-    """Groups of channels (Zamba), each with its own projections to dt, B and C."""
+    heads: int = 0
+    """Groups of channels (Zamba), each with its own projections to dt, B and C; 0: none."""
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "width", "state_size", "dt_rank", "kernel", "heads")
-        if self.width % self.heads:
+        _at_least_one(self, "width", "state_size", "dt_rank", "kernel")
+        if self.heads and self.width % self.heads:
             raise ModelError(
                 f"n_mamba_heads: got {self.heads}; expected a divisor of width {self.width}."
             )

@@ -30,7 +30,7 @@ def _bias(
 ) -> torch.Tensor:
     """Return the bias of each key, [1, kv_heads, num_tokens, 1].
 
-    All keys are kept: the context is limited to `keep_window_size`.
+    No key is masked: the context is limited to `keep_window_size`.
     """
     del hidden_states, keep_window_size
     setattr(module, MASK, attention_mask)

@@ -98,7 +98,7 @@ class Block(nn.Module):
         """Layer that owns the keys and values read here; None: this layer."""
         self.entry_norm: Norm | None = None
         """Norm of the residual stream before this layer."""
-        self._kept_streams = layer.kept_streams
+        self._saved_streams = layer.saved_streams
         self._blend = layer.blend
         self._has_end = self.per_layer_input is not None or self.scale is not None
         self._arrange(layer, spec, prefix, context, weights)
@@ -164,10 +164,7 @@ class Block(nn.Module):
         other = copy(self)
         other._modules = dict(self._modules)
         other.attention = copy(self.attention)
-        other._parts = tuple(
-            (join, getattr(other, part.__name__))  # type: ignore[attr-defined]  # methods
-            for join, part in self._parts
-        )
+        other._parts = tuple((join, getattr(other, part.__name__)) for join, part in self._parts)
         return other
 
     def _enter(
@@ -175,8 +172,8 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """Return the residual stream before this layer, normalised or mixed with earlier ones."""
         x = add_residual(self.entry_norm, x, residual)[0]
-        if self._kept_streams:  # add_rms_norm may overwrite it
-            step.streams |= dict.fromkeys(self._kept_streams, x.clone())
+        if self._saved_streams:  # add_rms_norm may overwrite it
+            step.streams |= dict.fromkeys(self._saved_streams, x.clone())
         if self._blend is not None:
             name, share = self._blend
             x = torch.lerp(x, step.streams[name], share)
@@ -186,7 +183,7 @@ class Block(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
     ) -> ResidualPair:
         """Return the residual pair after this layer."""
-        if self.entry_norm is not None or self._kept_streams or self._blend is not None:
+        if self.entry_norm is not None or self._saved_streams or self._blend is not None:
             x = self._enter(x, residual, step)
             residual = None
         for join, part in self._parts:

@@ -89,15 +89,13 @@ class MLstm(nn.Module):
             for name in ("q", "k", "v")
         )
         value = F.pad(value, (0, 1), value=1.0)
-        opened, kept = gates.transpose(1, 2).chunk(2, 1)
-        kept = F.logsigmoid(kept)
+        input_gate, forget_gate = gates.transpose(1, 2).chunk(2, 1)
+        forget_gate = F.logsigmoid(forget_gate)
         chunks = []
         for at in range(0, run.length, CHUNK):
             here = slice(at, at + CHUNK)
-            out, states = self._chunk(
-                query[:, :, here], key[:, :, here], value[:, :, here],
-                opened[..., here], kept[..., here], states,
-            )  # fmt: skip
+            parts = (query, key, value, input_gate, forget_gate)
+            out, states = self._chunk(*(part[:, :, here] for part in parts), states)
             chunks.append(out)
         for part, last in zip(self.cache, states, strict=True):
             run.store(part, last)
@@ -108,18 +106,18 @@ class MLstm(nn.Module):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        opened: torch.Tensor,
-        kept: torch.Tensor,
+        input_gate: torch.Tensor,
+        forget_gate: torch.Tensor,
         states: list[torch.Tensor],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the outputs [n, heads, length, value_size] of some tokens and the states after.
 
-        `opened` and `kept` are the logarithms of the gates [n, heads, length].
+        The gates [n, heads, length] are logarithms.
         """
         state, scale = states
         length = query.shape[2]
-        since_start = kept.cumsum(-1)
-        weights = since_start[..., None] - since_start[..., None, :] + opened[..., None, :]
+        since_start = forget_gate.cumsum(-1)
+        weights = since_start[..., None] - since_start[..., None, :] + input_gate[..., None, :]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         weights = weights.masked_fill(later, -torch.inf)
         start = since_start + scale[..., None]
@@ -128,7 +126,7 @@ class MLstm(nn.Module):
         start = (start - highest).exp()[..., None]
         query = query * self.spec.key_size**-0.5
         out = ((query @ key.mT) * weights) @ value + start * (query @ state)
-        total, norm = out[..., :-1], out[..., -1].abs()
-        out = total / (torch.maximum(norm, (-highest).exp()) + self.spec.eps)[..., None]
+        norm = torch.maximum(out[..., -1].abs(), (-highest).exp()) + self.spec.eps
+        out = out[..., :-1] / norm[..., None]
         state = start[:, :, -1:] * state + (key * weights[:, :, -1, :, None]).mT @ value
         return out, [state, highest[..., -1]]

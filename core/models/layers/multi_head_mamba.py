@@ -102,8 +102,8 @@ class MultiHeadMamba(nn.Module):
         """Return the scan output, [n, length, width] in float32."""
         assert self.cache is not None, "bind_kv was not called"
         inputs, states = self.cache
-        x = self.conv(fed, run, inputs).float().unflatten(-1, (self.heads, self.size))
-        before = run.load(states).unflatten(1, (self.heads, self.size))
+        x = self.conv(fed, run, inputs).float().view(run.count, run.length, self.heads, -1)
+        before = run.load(states).view(run.count, self.heads, self.size, -1)
         outputs = []
         after = []
         for head in range(self.heads):

@@ -167,7 +167,7 @@ def make_recurrent(
     spec: RecurrentSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
 ) -> Recurrent:
     """Return the module of a spec, with tensors under `prefix`."""
-    split_heads = isinstance(spec, MambaSpec) and spec.heads > 1
-    module: Any = MultiHeadMamba if split_heads else _MODULES[type(spec)]
+    has_heads = isinstance(spec, MambaSpec) and spec.heads > 0
+    module: Any = MultiHeadMamba if has_heads else _MODULES[type(spec)]
     result: Recurrent = module(spec, hidden, prefix, context, weights)
     return result

@@ -236,16 +236,16 @@ def llama_in_loops(times: int) -> Any:
     return model
 
 
-def llama_with_mixed_streams(kept: dict[int, int], share: float) -> Any:
+def llama_with_mixed_streams(sources: dict[int, int], share: float) -> Any:
     """Return Llama in which layers (keys) mix the input of earlier ones (values) into theirs."""
     model = of_class("LlamaForCausalLM", num_hidden_layers=6)
     inputs: dict[int, torch.Tensor] = {}
 
     def mix(index: int, hidden_states: torch.Tensor) -> torch.Tensor:
         inputs[index] = hidden_states
-        if index not in kept:
+        if index not in sources:
             return hidden_states
-        return share * inputs[kept[index]] + (1 - share) * hidden_states
+        return share * inputs[sources[index]] + (1 - share) * hidden_states
 
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_pre_hook(lambda _, given, at=index: (mix(at, given[0]), *given[1:]))
@@ -262,7 +262,7 @@ class _ArcticLayer(llama.LlamaDecoderLayer):  # type: ignore[misc]
         self.block_sparse_moe = qwen3_moe.Qwen3MoeSparseMoeBlock(experts)
         self.residual_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, **named: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **named: Any) -> Any:
         experts: torch.Tensor = self.block_sparse_moe(self.post_attention_layernorm(hidden_states))
         attended = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)[0]
         hidden_states = hidden_states + attended
