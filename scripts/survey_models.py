@@ -41,20 +41,34 @@ SMALLEST = 12
 """Minimum rows and columns of a linear layer in a tiny model; routers have fewer."""
 
 UNSERVED: Final = {
-    "ArcticForCausalLM": "its experts read the input of attention, a dense MLP its output",
     "BertSpladeSparseEmbeddingModel": "no pooler gives sparse vectors",
     "EvollaForProteinText2Text": "it reads proteins",
     "GritLM": "it embeds with bidirectional attention; MistralForCausalLM generates with it",
     "Grok1ForCausalLM": "implementations differ in its router, and transformers has none",
     "Grok1ModelForCausalLM": "implementations differ in its router, and transformers has none",
     "MistralLarge3ForCausalLM": "its files have params.json, which is not read, for config.json",
-    "OuroForCausalLM": "its layers run several times, each time with a KV cache of its own",
     "PanguUltraMoEForCausalLM": "transformers has no class of its experts to compare with",
     "Plamo2ForCausalLM": "its state-space layers have products and norms of their own",
-    "SolarForCausalLM": "its layers read the residual stream of earlier ones",
     "Step3TextForCausalLM": "transformers has no class of its attention to compare with",
 }
 """Architectures without a class that writes text from text or images, and why: none is served."""
+
+REASONS: Final = {
+    "BltForCausalLM": "it writes patches of bytes, which another model ends",
+    "CpmAntForCausalLM": "each token attends to later ones",
+    "Gemma4AssistantForCausalLM": "it drafts for Gemma 4, and reads its KV cache",
+    "Gemma4UnifiedAssistantForCausalLM": "it drafts for Gemma 4, and reads its KV cache",
+    "InklingForCausalLM": "a network gives each query's scores a bias by distance",
+    "Inkling2ForCausalLM": "a network gives each query's scores a bias by distance",
+    "MossTranscribeDiarizeForConditionalGeneration": "it reads sound",
+    "MusicgenForCausalLM": "it writes codes of sound",
+    "MusicgenMelodyForCausalLM": "it writes codes of sound",
+    "ProphetNetForCausalLM": "its logits are those of a second stream of queries per token",
+    "ReformerModelWithLMHead": "it hashes all keys of a text with random rotations",
+    "XLMWithLMHeadModel": "it predicts a masked token at the end of the prompt",
+    "XLNetLMHeadModel": "each token attends to later ones",
+}
+"""Why a class of transformers is not served, where its config and modules do not tell."""
 
 
 def survey() -> dict[str, dict[str, Any]]:
@@ -74,6 +88,9 @@ def survey() -> dict[str, dict[str, Any]]:
             "tried": "native" if name in native else "generic",
             **facts,
         }
+    for name, row in table.items():
+        if row.get("reason") and name in REASONS:
+            row["reason"] = REASONS[name]
     for name, reason in UNSERVED.items():
         table[name] = {"model_types": [], "tried": "generic", "reason": reason}
     return table
