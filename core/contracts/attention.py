@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from core.model_spec.attention_params import AttentionParams
     from core.model_spec.kv import KVSpec
+    from core.model_spec.tower import ItemStates
     from core.step import NewRow
 
 
@@ -169,17 +170,15 @@ class ForwardBatch:
     slots.
     """
     embeddings: torch.Tensor | None = None
-    """[num_tokens, hidden], set by a feature:
-    scaled input embeddings.
+    """[num_tokens, hidden]: scaled input embeddings. Features set this and the
+    next three.
     """
     rope_positions: torch.Tensor | None = None
-    """[axes, num_tokens] int64, set by a feature:
-    multi-dimensional positions (M-RoPE).
-    """
+    """[axes, num_tokens] int64: M-RoPE positions."""
     deepstack: Sequence[torch.Tensor] = ()
-    """[num_tokens, hidden] each, set by a feature:
-    added after the first, second, ... layer.
-    """
+    """[num_tokens, hidden] each: added after layer 0, 1, ..."""
+    item_states: ItemStates | None = None
+    """Encoder states of items, for cross attention."""
     adapted: bool = False
     """True: a feature set adapters (`adapter`) for this step, so no captured
     model may run.

@@ -175,7 +175,8 @@ class KVManager(PrefixCache):
             table += blocks
             appended.append((index, blocks))
         slots = map(mul, map(len, lease.tables), self._tokens_per_block)
-        lease.capacity = min(slots, default=sys.maxsize)
+        # A cross group without encoder positions has no blocks, and no bound.
+        lease.capacity = min(filter(None, slots), default=sys.maxsize)
         return appended
 
     def _missing(self, lease: Lease, start: int, end: int) -> list[tuple[int, int, int]]:

@@ -74,6 +74,9 @@ class DecoderSpec:
     """A whole decoder. Raises `ModelError` for contradicting values."""
 
     vocab_size: int
+    """Rows of the embedding."""
+    num_prompt_tokens: int = 0
+    """Last tokens of the vocabulary that only prompts have: the head has no rows for them."""
     hidden_size: int
     max_positions: int
     """Longest context served, in tokens; sizes the rotary tables."""

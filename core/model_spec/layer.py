@@ -132,6 +132,10 @@ class CrossAttentionSpec:
     norm_in: NormSpec | None = None
     norm_out: NormSpec | None = None
     """Norm of the output; with `post_norm`, of the sum with the residual stream."""
+    gated: bool = False
+    """Whether the outputs of cross attention and MLP are multiplied by the tanh of stored scalars.
+    Tokens without encoder states skip such a layer (Mllama).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

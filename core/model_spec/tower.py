@@ -35,6 +35,18 @@ class TowerFacts(msgspec.Struct, frozen=True, array_like=True):
     """Numbers in an embedding of a client, with those of deepstack; 0: it may send none."""
     marks: dict[str, list[int]] = {}
     """Other tokens that get embeddings of the tower, such as those that mark a grid of tiles."""
+    in_encoder: bool = False
+    """Whether the items are part of the encoder's input, and the prompt is the encoder's."""
+    cross_positions: int = 0
+    """Encoder states of an item that cross attention reads; 0: its embeddings are input of layers.
+
+    Its placeholder is one token then. That token and those up to the next item, or to the next one
+    after text, read the states of the item; tokens before the first item read all states.
+    """
+    max_cross_positions: int = 0
+    """Maximum encoder positions of a request."""
+    whole_prompt: bool = False
+    """Whether an item is a whole prompt, without any text."""
 
     def tokens(self, modality: str) -> frozenset[int]:
         """Return the tokens that get embeddings of an item."""
@@ -49,11 +61,29 @@ class EncodedItem:
     """[placeholder tokens, hidden]: input embeddings, already scaled."""
     deepstack: tuple[torch.Tensor, ...] = ()
     """[placeholder tokens, hidden] each: added after the first, second, ... layer."""
+    num_padding: int = 0
+    """Last embeddings that are padding: only tokens before the first item read them, by cross
+    attention.
+    """
 
     @property
     def num_bytes(self) -> int:
         """Size in bytes."""
         return self.embeddings.nbytes + sum(level.nbytes for level in self.deepstack)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemStates:
+    """What a step computes from items by cross attention, or in the encoder."""
+
+    entering: torch.Tensor | None
+    """[positions, hidden]: encoder states of new requests, or embeddings of the placeholder tokens
+    in their encoder inputs; None: no request with items is new.
+    """
+    reads: torch.Tensor | None = None
+    """[num_tokens, 1] bool: tokens that read states in layers with gated cross attention."""
+    feeds: torch.Tensor | None = None
+    """[num_tokens, 1] bool: those with an MLP in such layers, from the first item on."""
 
 
 @dataclass(frozen=True, slots=True)

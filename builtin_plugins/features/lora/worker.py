@@ -24,6 +24,7 @@ from builtin_plugins.platforms.api import lower_thread_priority
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, WorkerParts
 from core.api.models import ForwardBatch
+from core.models.layers.attention import CrossAttention
 from core.models.layers.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(StepUpdate).decode
@@ -235,7 +236,8 @@ def target_modules_of(model: Any) -> TargetModules:
             "or a distance table), so adapters are not served for it. Remove --enable-lora, or "
             "merge the adapter into the model."
         )
-    targets = TargetModules(model)
+    encoder_products = [part.kv for part in model.modules() if isinstance(part, CrossAttention)]
+    targets = TargetModules(model, encoder_products)
     if not targets.by_prefix:
         raise ModelError(
             f"--enable-lora: {type(model).__name__} has no layers that support adapters (models "

@@ -28,6 +28,7 @@ from builtin_plugins.features.multimodal.request_items import (
     RequestItemReader,
 )
 from builtin_plugins.features.multimodal.settings import Settings
+from builtin_plugins.features.multimodal.state_views import offsets_of
 from builtin_plugins.features.multimodal.store import TensorStore
 from builtin_plugins.routes.api import media_counters
 from core.api import EngineConfig, InvalidRequest, QueueFull, Registry, SamplingParams
@@ -46,6 +47,7 @@ FIELDS: Final = (DATA, UUIDS, KWARGS)
 class MultimodalAdmission:
     """Reads `multi_modal_data`, `multi_modal_uuids` and `mm_processor_kwargs`."""
 
+    whole_prompt = False
     keywords: tuple[str, ...] = ()
     prompt_keys: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
@@ -67,6 +69,7 @@ class MultimodalAdmission:
         if facts is None:
             return
         self._facts = msgspec.msgpack.decode(facts, type=TowerFacts)
+        self.whole_prompt = self._facts.whole_prompt
         self._tokens = frozenset().union(*map(self._facts.tokens, self._facts.placeholders))
         self.keywords = self.prompt_keys = FIELDS
         if self._settings.trust_request_kwargs:
@@ -103,14 +106,7 @@ class MultimodalAdmission:
         assert self._host is not None
         holder = f"{request.request_id}-{secrets.token_hex(8)}".replace("/", "_")
         tenant = f"{given.get('client', '')}\0{request.cache_salt}"
-        text = request.text
-        message = Prepare(0, items, kwargs, tenant, holder, text=text)
-        if text is None:
-            message = msgspec.structs.replace(message, token_ids=request.prompt_token_ids)
-        elif isinstance(text, RenderedText):
-            message = msgspec.structs.replace(
-                message, text=str(text), control_spans=list(text.control_spans)
-            )
+        message = self._with_prompt(Prepare(0, items, kwargs, tenant, holder), request)
         # A message with large images takes milliseconds to encode.
         answer = await asyncio.wrap_future(await asyncio.to_thread(self._host.submit, message))
         try:
@@ -123,6 +119,27 @@ class MultimodalAdmission:
         except BaseException:
             TensorStore(self._host.folder).release(holder)
             raise
+
+    def _with_prompt(self, message: Prepare, request: PendingRequest) -> Prepare:
+        """Return the message with the prompt. Raises `InvalidRequest`."""
+        assert self._facts is not None
+        text = request.text
+        given = request.prompt_token_ids if text is None else text.strip()
+        if self._facts.whole_prompt:
+            if given or len(message.items) > 1:
+                raise InvalidRequest(
+                    DATA,
+                    f"got {len(message.items)} items{' and a text' if given else ''}; expected one "
+                    "item and no text: this model embeds a text or an image. Send two requests.",
+                )
+            placeholders = list(self._facts.placeholders.values())
+            return msgspec.structs.replace(message, token_ids=placeholders)
+        if text is None:
+            return msgspec.structs.replace(message, token_ids=request.prompt_token_ids)
+        if isinstance(text, RenderedText):
+            spans = list(text.control_spans)
+            return msgspec.structs.replace(message, text=str(text), control_spans=spans)
+        return msgspec.structs.replace(message, text=text)
 
     async def count(self, prompt: Mapping[str, Any], *, client: str, cache_salt: str) -> int:
         """Return the number of tokens of a prompt with items. Raises `InvalidRequest`."""
@@ -163,7 +180,9 @@ class MultimodalAdmission:
         if isinstance(request.text, RenderedText):
             rendered = RenderedText(answer.text, answer.control_spans)
             return self._context.read(rendered, False, self._context.max_model_len)
-        return self._context.read(answer.text, True, self._context.max_model_len)
+        assert self._facts is not None
+        special = not self._facts.in_encoder  # the text has them
+        return self._context.read(answer.text, special, self._context.max_model_len)
 
     def _placed(
         self, request: PendingRequest, prompt: Prompt, answer: Prepared, holder: str
@@ -173,8 +192,11 @@ class MultimodalAdmission:
         assert self._host is not None
         counts = [(item.modality, item.num_tokens) for item in answer.items]
         runs = self._locate(prompt.token_ids, counts)
+        states = self._facts.cross_positions
         items = [
-            RequestItem(item.modality, item.content_hash, item.num_tokens, own, item.was_known)
+            RequestItem(
+                item.modality, item.content_hash, states or item.num_tokens, own, item.was_known
+            )
             for item, own in zip(answer.items, runs, strict=True)
         ]
         longest = max((run.length for own in runs for run in own), default=0)
@@ -192,10 +214,15 @@ class MultimodalAdmission:
         ]
         look_ahead = self._look_ahead(items, len(prompt.token_ids))
         sees_all = self._facts.look_ahead == "all_items"
-        message = RequestItems(self._host.folder, holder, items, look_ahead, sees_all)
+        at_start = bool(states) or self._facts.in_encoder
+        message = RequestItems(self._host.folder, holder, items, look_ahead, sees_all, at_start)
         if sees_all or self._facts.look_ahead == "prompt":
             spans.append(joint_span(prompt.token_ids, message))
         self._check_units(message)
+        if self._facts.in_encoder:
+            spans = []  # the tokens become encoder input
+        if states:
+            request = replace(request, num_encoder_positions=self._num_positions(items))
         return replace(
             request,
             prompt_token_ids=prompt.token_ids,
@@ -203,6 +230,19 @@ class MultimodalAdmission:
             spans=(*request.spans, *sorted(spans)),
             features={**request.features, NAME: msgspec.msgpack.encode(message)},
         )
+
+    def _num_positions(self, items: Sequence[RequestItem]) -> int:
+        """Return the encoder positions of a request. Raises `InvalidRequest`."""
+        assert self._facts is not None
+        count = offsets_of(items, self._config.cache.block_size)[-1]
+        limit = self._facts.max_cross_positions
+        if count > limit:
+            raise InvalidRequest(
+                DATA,
+                f"got {len(items)} items with {count} encoder states in all; expected at most "
+                f"{limit}. Send fewer.",
+            )
+        return count
 
     def _look_ahead(self, items: Sequence[RequestItem], prompt_len: int) -> list[tuple[int, int]]:
         """Return the runs of tokens that see each other."""

@@ -26,6 +26,16 @@ class Counters:
     known: int = 0
     """Those of them that it found there."""
 
+    def gauges(self) -> dict[str, float]:
+        """Return the counts by metric name."""
+        return {
+            "mm_encoder_runs_total": self.encoded,
+            "mm_encoder_cache_hits_total": self.hits,
+            "mm_encoder_cache_evictions_total": self.evicted,
+            "mm_cache_queries_total": self.processed,
+            "mm_cache_hits_total": self.known,
+        }
+
 
 class EncoderCache:
     """Items by content hash, with their numbers of embeddings."""

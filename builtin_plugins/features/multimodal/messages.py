@@ -32,7 +32,7 @@ class RequestItem(msgspec.Struct, array_like=True, frozen=True):
     modality: str
     content_hash: bytes
     num_tokens: int
-    """Number of placeholder tokens: the rows of its embeddings."""
+    """Number of its embeddings: those of placeholder tokens, or encoder states."""
     runs: list[ItemRun]
     was_known: bool = False
     """Whether an earlier request had the item processed."""
@@ -50,6 +50,13 @@ class RequestItems(msgspec.Struct, array_like=True, frozen=True):
     """Runs of tokens that see each other: position of the first one, and after the last one."""
     sees_all: bool = False
     """Whether the tokens of each run see those of all runs."""
+    at_start: bool = False
+    """Whether the first step of the request needs all items: they are encoder input or states."""
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of embeddings of all items."""
+        return sum(item.num_tokens for item in self.items)
 
     def units(self) -> list[tuple[int, int]]:
         """Return the runs of `look_ahead` that a step computes as a whole."""

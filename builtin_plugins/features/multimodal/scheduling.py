@@ -67,6 +67,8 @@ class EncoderScheduler:
         """Requests with items in chunks that have not been planned."""
         self._num_decode_rows = 0
         """Decode rows of the step under construction."""
+        self._num_entering = 0
+        """Embeddings that requests read as they enter the step under construction."""
         self._deferred: dict[bytes, AheadItem] = {}
         """Items to encode in the step under construction, for chunks of a later one."""
         self._ahead_steps: dict[str, int] = {}
@@ -127,6 +129,8 @@ class EncoderScheduler:
         _, items = self._requests.get(request.request_id, (None, None))
         if items is None:
             return count
+        if items.at_start:
+            return count if self._may_enter(request, items) else 0
         end = start + count
         is_whole = bool(items.look_ahead) or self._settings.whole_items
         for first, stop in _units(items):
@@ -142,6 +146,18 @@ class EncoderScheduler:
                 end = max(start, first)
                 break
         return end - start
+
+    def _may_enter(self, request: Any, items: RequestItems) -> bool:
+        """Return whether a request may start in this step with the items that it may encode."""
+        if request.row >= 0:
+            return True
+        own = items.items
+        total = self._num_entering + items.num_embeddings
+        is_full = bool(self._num_entering) and total > self._settings.step_tokens
+        if is_full or self._defer(request, items, own) or not self._may_encode(own):
+            return False
+        self._num_entering = total
+        return True
 
     def is_active(self) -> bool:
         """Return whether the next step may have chunks with items, or has no decode rows."""
@@ -161,11 +177,7 @@ class EncoderScheduler:
         False without decode rows, for items that do not fit the cache together, and for requests
         that were preempted: they may wait for the last decode row.
         """
-        missing = {
-            item.content_hash: item
-            for item in needed
-            if item.content_hash not in self._cache and item.content_hash not in self._planned
-        }
+        missing = {each.content_hash: each for each in needed if self._is_missing(each)}
         if not missing or not self._num_decode_rows or request.request_id not in self._prompts:
             return False
         if not self._cache.reserve({item.content_hash: item.num_tokens for item in needed}):
@@ -176,20 +188,21 @@ class EncoderScheduler:
 
     def _may_encode(self, items: Sequence[RequestItem]) -> bool:
         """Plan to encode items, unless they are cached; False if the step's budget is used up."""
-        missing = {
-            item.content_hash: item.num_tokens
-            for item in items
-            if item.content_hash not in self._cache and item.content_hash not in self._planned
-        }
+        missing = {each.content_hash: each.num_tokens for each in items if self._is_missing(each)}
         used = sum(self._planned.values())
         if missing and used and used + sum(missing.values()) > self._settings.step_tokens:
             return False
         self._planned |= missing
         return True
 
+    def _is_missing(self, item: RequestItem) -> bool:
+        """Return whether an item is neither cached nor planned to be encoded."""
+        return item.content_hash not in self._cache and item.content_hash not in self._planned
+
     def planned(self, plan: StepPlan) -> bytes | None:
         """Return what the worker halves encode and drop for the chunks of a step."""
         self._planned.clear()
+        self._num_entering = 0
         self._num_steps += 1
         self._release_ended()
         if not self._requests:
@@ -253,12 +266,13 @@ class EncoderScheduler:
     def _needed(self, plan: StepPlan) -> dict[bytes, int]:
         """Return the items of a step's chunks, with their numbers of embeddings."""
         needed: dict[bytes, int] = {}
+        new_rows = {new.row for new in plan.new}
         by_row = {request.row: (request, items) for request, items in self._requests.values()}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             if row in by_row:
                 request, items = by_row[row]
-                for item, _ in _runs_between(items, start, start + count):
-                    needed[item.content_hash] = item.num_tokens
+                found = _items_of_chunk(items, start, start + count, enters=row in new_rows)
+                needed |= {item.content_hash: item.num_tokens for item in found}
                 if start + count >= request.prompt_len:
                     self._prompts.discard(request.request_id)
         return needed
@@ -274,15 +288,8 @@ class EncoderScheduler:
         return msgspec.json.encode(self.counters) if verb == "counters" else None
 
     def gauges(self) -> dict[str, float]:
-        """Return the feature's counters and gauges by metric name."""
-        return {
-            "mm_encoder_runs_total": self.counters.encoded,
-            "mm_encoder_cache_hits_total": self.counters.hits,
-            "mm_encoder_cache_evictions_total": self.counters.evicted,
-            "mm_encoder_cache_tokens": self._cache.num_tokens,
-            "mm_cache_queries_total": self.counters.processed,
-            "mm_cache_hits_total": self.counters.known,
-        }
+        """Return counters and gauges by metric name."""
+        return {**self.counters.gauges(), "mm_encoder_cache_tokens": self._cache.num_tokens}
 
 
 def _may_be_read(request: Any) -> bool:
@@ -299,6 +306,15 @@ def _units(items: RequestItems) -> list[tuple[int, int]]:
     """Return the runs of tokens of which a step needs all items, in order."""
     runs = [(run.start, run.start + run.length) for item in items.items for run in item.runs]
     return sorted(items.units() or runs)
+
+
+def _items_of_chunk(
+    items: RequestItems, start: int, end: int, *, enters: bool
+) -> Sequence[RequestItem]:
+    """Return the items that a chunk of a prompt needs; `enters`: it is the request's first."""
+    if items.at_start:
+        return items.items if enters else ()
+    return [item for item, _ in _runs_between(items, start, end)]
 
 
 def _runs_between(items: RequestItems, start: int, end: int) -> list[tuple[RequestItem, ItemRun]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 
+from builtin_plugins.features.multimodal.item_rows import ItemRow, Segment
+from builtin_plugins.features.multimodal.item_states import CrossStates, encoder_embeddings
 from builtin_plugins.features.multimodal.messages import (
     NAME,
     RequestItem,
@@ -30,27 +31,6 @@ _decode_items = msgspec.msgpack.Decoder(RequestItems).decode
 _decode_step = msgspec.msgpack.Decoder(StepItems).decode
 
 
-@dataclass(slots=True)
-class ItemRow:
-    """A row of the batch with items."""
-
-    new: NewRow
-    items: RequestItems
-    rope: RopePositions | None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The tokens of one row in a step, if the row has items."""
-
-    row: ItemRow
-    start: int
-    """Position of the first one."""
-    count: int
-    token: int
-    """Index of the first one in the step."""
-
-
 class MultimodalWorker:
     """The encoder cache of one rank, and the inputs of steps with items."""
 
@@ -61,6 +41,7 @@ class MultimodalWorker:
         self._memory = memory
         self._rows: dict[int, ItemRow] = {}
         self._cache: dict[bytes, EncodedItem] = {}
+        self._states: CrossStates | None = None
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
         """Find the tower. Raises `ModelError` for an attention backend that cannot serve it."""
@@ -91,6 +72,8 @@ class MultimodalWorker:
         if self._tower is not None:
             limit = self.host_bytes(parts.model, parts.config)
             self._memory.add("encoder_cache", self._num_bytes, lambda: limit)
+            if self._tower.facts.cross_positions:
+                self._states = CrossStates(parts, self._backend)
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """Encode what the step needs; set its embeddings, positions and attention."""
@@ -98,7 +81,11 @@ class MultimodalWorker:
         for key in step.drop:
             self._cache.pop(key, None)
         segments = self._segments(batch)
-        if segments and payload is not None:
+        if self._states is not None:
+            self._states.fill(batch, _by_row(segments), self._encoded_of)
+        elif self._tower.facts.in_encoder:
+            batch.item_states = encoder_embeddings(batch, _by_row(segments), self._encoded_of)
+        elif segments and payload is not None:
             self._set_embeddings(batch, segments)
         if self._tower.facts.look_ahead:
             self._set_look_ahead(batch, segments)
@@ -169,6 +156,9 @@ class MultimodalWorker:
         batch.embeddings = embeddings
         batch.deepstack = deepstack
 
+    def _encoded_of(self, items: RequestItems, item: RequestItem) -> EncodedItem:
+        return self._encoded(items.folder, items.holder, item)
+
     def _encoded(self, folder: str, holder: str, item: RequestItem) -> EncodedItem:
         """Return an item's embeddings, from the cache or the tower."""
         key = item.content_hash
@@ -219,6 +209,10 @@ class MultimodalWorker:
 
     def _num_bytes(self) -> int:
         return sum(encoded.num_bytes for encoded in list(self._cache.values()))
+
+
+def _by_row(segments: Sequence[Segment]) -> dict[int, ItemRow]:
+    return {segment.row.new.row: segment.row for segment in segments}
 
 
 def _parts(

@@ -10,6 +10,11 @@ def engine_input_processors() -> list[Entry]:
     """Return the one of all architectures, and those with prompts of their own."""
     return [
         Entry(
+            "Florence2ForConditionalGeneration",
+            f"{HERE}.florence2:Florence2Processor",
+            "Florence-2's tasks",
+        ),
+        Entry(
             "Idefics2ForConditionalGeneration",
             f"{HERE}.idefics2:Idefics2Processor",
             "Idefics2's prompts",

@@ -13,12 +13,13 @@ from builtin_plugins.models.vision import (
     gemma3n,
     llama4,
     logits,
+    mllama,
     molmo2,
     ovis2,
     qwen3_vl_moe,
 )
 from builtin_plugins.models.vision.image_text import UNCHANGED, TextPart
-from builtin_plugins.models.vision.tower import Arrange
+from builtin_plugins.models.vision.tower import Arrange, Features, image_features
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.tower import LookAhead
 
@@ -49,6 +50,12 @@ class Family:
     """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
     text: TextPart = UNCHANGED
     """How a text part of transformers' own modules is run."""
+    in_encoder: bool = False
+    """Whether images are part of the input of the text part's encoder."""
+    cross_positions: Callable[[Any], int] | None = None
+    """Returns the encoder states of an image that cross attention reads; None: it reads none."""
+    features: Features = image_features
+    """Returns the function that encodes images, of the tower's modules."""
 
 
 GLM_ROPE: Final = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
@@ -66,6 +73,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "DeepseekVLHybridForConditionalGeneration": Family(),
         "Ernie4_5_VLMoeForConditionalGeneration": Family(text=ernie4_5_vl.TEXT),
         "Exaone4_5_ForConditionalGeneration": Family(),
+        "Florence2ForConditionalGeneration": Family(in_encoder=True),
         "Gemma3ForConditionalGeneration": Family(look_ahead=gemma.items),
         "Gemma3nForConditionalGeneration": Family(text=gemma3n.TEXT),
         "Gemma4ForConditionalGeneration": Family(look_ahead=gemma.windowed_items),
@@ -91,6 +99,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "MiniCPMV4_6ForConditionalGeneration": Family(),
         "MiniCPMV4_7ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
         "Mistral3ForConditionalGeneration": Family(),
+        "MllamaForConditionalGeneration": Family(
+            decoder=mllama.decoder,
+            cross_positions=mllama.cross_positions,
+            features=mllama.features,
+        ),
         "Molmo2ForConditionalGeneration": Family(
             look_ahead=molmo2.all_items,
             marks=molmo2.token_ids,

@@ -29,6 +29,8 @@ TEXT_NAMES: Final = (
     (r"^(model\.)?(language_model|text_model)\.(model\.)?", "model."),
 )
 """Renames of the text part's tensors, from every layout in use to that of a text model."""
+MAX_CROSS_ITEMS: Final = 4
+"""Images of a prompt that cross attention reads; with text between them, some lie there twice."""
 
 
 def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTextSpec:
@@ -49,13 +51,17 @@ def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTex
     read = family.decoder or native_decoder(_text_config(config).model_type)
     vision = getattr(config, "vision_config", None)
     levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    states = 0 if family.cross_positions is None else family.cross_positions(config)
     facts = TowerFacts(
         placeholders=_placeholders(config),
         look_ahead=family.look_ahead(config),
-        embedding_width=_text_config(config).hidden_size * (1 + levels),
+        embedding_width=0 if states else _text_config(config).hidden_size * (1 + levels),
         marks={} if family.marks is None else {"image": family.marks(config)},
+        in_encoder=family.in_encoder,
+        cross_positions=states,
+        max_cross_positions=MAX_CROSS_ITEMS * 2 * states,
     )
-    tower = TransformersTowerSpec(config, model_class, facts, family.arrange)
+    tower = TransformersTowerSpec(config, model_class, facts, family.arrange, family.features)
     if read is None or own_modules:
         return _image_text(config, model_class, tower, family)
     decoder = read(_text_fields(config, family))

@@ -17,22 +17,32 @@ from core.model_spec.tower import EncodedItem, RopePositions, TowerFacts
 
 Arrange = Callable[[Any, Any, Mapping[str, torch.Tensor]], torch.Tensor]
 """(modules, their output, inputs of an item) to embeddings in the order of its tokens."""
+Features = Callable[[Any], Callable[..., Any]]
+"""Modules to the function that encodes their images."""
 TOKEN_TYPES: Final = {"image": 1, "video": 2}
 """transformers' numbers of placeholder tokens, by modality."""
 TEXT_PARTS: Final = ("language_model", "text_model")
 """Names of the language model in models of transformers."""
 SMALLEST_TEXT: Final = {
     "num_hidden_layers": 0,
+    "encoder_layers": 0,
+    "decoder_layers": 0,
     "num_kv_shared_layers": 0,
     "layer_types": [],
     "per_layer_config": {},
     "vocab_size": 8,
     "hidden_size_per_layer_input": 0,
-    "bos_token_id": None,
+    "bos_token_id": 0,
     "eos_token_id": None,
     "pad_token_id": None,
 }
 """Fields of a text config without layers: the decoder has its weights."""
+
+
+def image_features(base: Any) -> Callable[..., Any]:
+    """Return what transformers calls image features."""
+    found: Callable[..., Any] = base.get_image_features
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,8 @@ class TransformersTowerSpec:
     facts: TowerFacts
     arrange: Arrange | None = None
     """Puts an item's embeddings in the order of its tokens; None: they are in this order."""
+    features: Features = image_features
+    """Returns the function that encodes images, of the tower's modules."""
     scale: float = 1.0
     """Factor on its embeddings."""
     prefix: str = ""
@@ -96,7 +108,7 @@ class TransformersTower(nn.Module):
             if hasattr(self.base, name):
                 setattr(self.base, name, nn.Module())
         self.base.config = self._spec.config
-        self._features = {"image": self.base.get_image_features}
+        self._features = {"image": self._spec.features(self.base)}
         self._reads = {
             modality: _parameters(function) for modality, function in self._features.items()
         }
@@ -114,7 +126,9 @@ class TransformersTower(nn.Module):
         deepstack = getattr(out, "deepstack_features", None) or ()
         arrange = self._spec.arrange
         features = out.pooler_output if arrange is None else arrange(self.base, out, inputs)
-        return EncodedItem(_rows(features) * self._spec.scale, tuple(map(_rows, deepstack)))
+        num_padding = getattr(out, "num_padding", 0)
+        rows = _rows(features) * self._spec.scale
+        return EncodedItem(rows, tuple(map(_rows, deepstack)), num_padding)
 
     def rope_positions(
         self, token_ids: Sequence[int], items: Iterable[tuple[str, Mapping[str, torch.Tensor]]]

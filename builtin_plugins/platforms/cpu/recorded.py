@@ -93,4 +93,4 @@ def _has_adapters(model: Model) -> bool:
 def _is_plain(batch: ForwardBatch) -> bool:
     """Return whether a step has only the inputs of a recorded step."""
     given = batch.embeddings is None and batch.token_types is None and batch.rope_positions is None
-    return given and not (batch.entering or batch.adapted)
+    return given and batch.item_states is None and not (batch.entering or batch.adapted)

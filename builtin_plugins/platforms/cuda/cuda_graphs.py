@@ -171,6 +171,7 @@ class CudaGraphModel:
         )
         if (
             not given
+            or batch.item_states is not None
             or batch.entering
             or batch.adapted
             or batch.branched

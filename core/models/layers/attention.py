@@ -454,6 +454,9 @@ class CrossAttention(nn.Module):
         self.norm_out = optional_norm(
             spec.norm_out, hidden, context, weights, f"{layer}.{names.cross_out}"
         )
+        norm = partial(optional_norm, facts.qk_norm, facts.head_size, context, weights)
+        self.q_norm = norm(f"{layer}.{names.cross_q_norm}")
+        self.k_norm = norm(f"{layer}.{names.cross_k_norm}")
 
     def forward(
         self, x: torch.Tensor, encoder_states: torch.Tensor | None, plan: Any
@@ -466,12 +469,16 @@ class CrossAttention(nn.Module):
         size = self.params.head_size
         kv_heads = self.params.kv_heads
         query = self.q(x).view(-1, self.params.heads, size)
+        if self.q_norm is not None:
+            query = self.q_norm(query)
         if encoder_states is None:
             key = value = query.new_empty(0, kv_heads, size)
         else:
             rows = self.kv.slices
             both = self.kv(encoder_states)
             key, value = (both[:, rows[part]].view(-1, kv_heads, size) for part in ("k", "v"))
+            if self.k_norm is not None:
+                key = self.k_norm(key)
         assert self.cache is not None, "bind_kv was not called"
         out = self._backend.attend(self.params, query, key, value, self.cache, plan)
         return self.out(out.reshape(len(x), -1))  # type: ignore[no-any-return]

@@ -63,10 +63,11 @@ class Block(nn.Module):
         if layer.recurrent is not None:
             name = f"{prefix}.{spec.names.recurrent}"
             self.recurrent = make_recurrent(layer.recurrent, hidden, name, context, weights)
-        self.cross: CrossAttention | None = None
-        if layer.cross is not None and spec.encoder is not None:
-            max_len = spec.encoder.max_len or spec.max_positions
-            self.cross = CrossAttention(layer.cross, hidden, max_len, *within, context, weights)
+        self.cross = _make_cross(layer, spec, prefix, context, weights)
+        self.is_gated = layer.cross is not None and layer.cross.gated
+        """Whether tokens without encoder states skip the layer."""
+        if self.is_gated:
+            self._expect_gates(spec, prefix, context, weights)
         self.mlp = _make_mlp(layer, spec, prefix, context, weights)
         self.delayed_moe = (
             None
@@ -108,6 +109,16 @@ class Block(nn.Module):
         scale = empty_parameter(1, dtype=context.dtype)
         self.register_parameter("scale", scale)
         weights.add(name, (1,), lambda tensor: assign_weight(scale, tensor))
+
+    def _expect_gates(
+        self, spec: DecoderSpec, prefix: str, context: BuildContext, weights: WeightMap
+    ) -> None:
+        """Expect the gates of cross attention and MLP."""
+        names = {"cross_gate": spec.names.cross_gate, "mlp_gate": spec.names.cross_mlp_gate}
+        for attribute, name in names.items():
+            gate = empty_parameter(1, dtype=context.dtype)
+            self.register_parameter(attribute, gate)
+            weights.add(f"{prefix}.{name}", (1,), partial(assign_weight, gate))
 
     def _arrange(
         self,
@@ -183,6 +194,8 @@ class Block(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
     ) -> ResidualPair:
         """Return the residual pair after this layer."""
+        if self.is_gated and step.item_states is None:
+            return x, residual
         if self.entry_norm is not None or self._saved_streams or self._blend is not None:
             x = self._enter(x, residual, step)
             residual = None
@@ -225,10 +238,19 @@ class Block(nn.Module):
         del stream
         cross: Any = self.cross
         out: torch.Tensor = cross(x, step.encoder_states, step.plans[self.cross_plan])
-        return out
+        return self._gated(out, "cross_gate", "reads", step) if self.is_gated else out
+
+    def _gated(
+        self, out: torch.Tensor, gate: str, tokens: str, step: ForwardContext
+    ) -> torch.Tensor:
+        """Return a gated output, which is 0 for other tokens (the backend may return NaN there)."""
+        counts: torch.Tensor = getattr(step.item_states, tokens)
+        return torch.where(counts, out * self.get_parameter(gate).tanh(), 0)
 
     def _feed(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
+        if self.is_gated:
+            return self._gated(out, "mlp_gate", "feeds", step)
         before = step.delayed_output
         step.delayed_output = None if self.delayed_moe is None else self.delayed_moe(x)
         if before is not None:
@@ -238,6 +260,21 @@ class Block(nn.Module):
     def _both(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         fed = x if self.parallel_mlp_norm is None else self.parallel_mlp_norm(stream)
         return self._mix(x, stream, step) + self._feed(fed, stream, step)
+
+
+def _make_cross(
+    layer: LayerSpec, spec: DecoderSpec, prefix: str, context: BuildContext, weights: WeightMap
+) -> CrossAttention | None:
+    """Return the cross attention to the states of the encoder, or of a tower's items."""
+    if layer.cross is None:
+        return None
+    if spec.encoder is not None:
+        max_len = spec.encoder.max_len or spec.max_positions
+    else:
+        assert spec.tower is not None, "cross attention needs an encoder or a tower"
+        max_len = spec.tower.facts.max_cross_positions
+    hidden = spec.hidden_size
+    return CrossAttention(layer.cross, hidden, max_len, spec.names, prefix, context, weights)
 
 
 def _make_attention(

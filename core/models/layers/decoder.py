@@ -203,8 +203,8 @@ class Decoder(nn.Module):
             rotary.begin_step(batch.rope_positions)
         x = self._enter(batch)
         step = ForwardContext(batch.positions, [*batch.attention, batch.counts])
-        if self.encoder is not None and batch.entering:
-            step.encoder_states = self.encoder(inputs_of(batch.entering))
+        step.item_states = batch.item_states
+        step.encoder_states = _encoder_states(self.encoder, batch)
         if self._layers_read_embedding:
             step.embedded = x.clone()  # add_rms_norm overwrites the residual stream
         residual: torch.Tensor | None = None
@@ -288,7 +288,23 @@ class Decoder(nn.Module):
             logits = logits * self.spec.logit_scale
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
-        return logits
+        return _with_prompt_tokens(logits, self.spec.num_prompt_tokens)
+
+
+def _encoder_states(encoder: Encoder | None, batch: ForwardBatch) -> torch.Tensor | None:
+    """Return the encoder states of new requests: of the encoder, or given by a feature."""
+    given = None if batch.item_states is None else batch.item_states.entering
+    if encoder is None:
+        return given
+    states: torch.Tensor | None = None
+    if batch.entering:
+        states = encoder(inputs_of(batch.entering), given)
+    return states
+
+
+def _with_prompt_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Return logits with -inf for tokens that only prompts have."""
+    return torch.nn.functional.pad(logits, (0, count), value=float("-inf")) if count else logits
 
 
 def _per_layer_inputs(
@@ -450,7 +466,7 @@ def _make_head(
         transform = Dense(spec.head_transform, width, weights)
         width = spec.head_transform.width
     head = Head(
-        spec.vocab_size,
+        spec.vocab_size - spec.num_prompt_tokens,
         width,
         context,
         weights,

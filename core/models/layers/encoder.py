@@ -113,6 +113,9 @@ class Encoder(nn.Module):
         self.spec = spec
         self._device = context.device
         self.max_len = spec.max_len or decoder.max_positions
+        tower = decoder.tower
+        self._placeholder = -1 if tower is None else tower.facts.placeholders["image"]
+        """Token of an input that has an item's embedding."""
         self.frames: Frames | None = None
         self.embed: Embedding | None = None
         if spec.frames is not None:
@@ -145,17 +148,32 @@ class Encoder(nn.Module):
         )
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
 
-    def forward(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
-        """Return [sum of lengths, hidden], input after input."""
-        states = [self._encode(inputs[part]) for part in _portions([one.length for one in inputs])]
+    def forward(
+        self, inputs: Sequence[EncoderInput], embeddings: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return [sum of lengths, hidden], input after input.
+
+        `embeddings`: those of the inputs' placeholder tokens, in order.
+        """
+        states = []
+        for part in _portions([one.length for one in inputs]):
+            own = inputs[part]
+            if embeddings is None:
+                states.append(self._encode(own, None))
+                continue
+            count = sum(one.token_ids.count(self._placeholder) for one in own)
+            states.append(self._encode(own, embeddings[:count]))
+            embeddings = embeddings[count:]
         return states[0] if len(states) == 1 else torch.cat(states)
 
-    def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+    def _encode(
+        self, inputs: Sequence[EncoderInput], embeddings: torch.Tensor | None
+    ) -> torch.Tensor:
         lengths = [one.length for one in inputs]
         positions = torch.cat([torch.arange(length) for length in lengths]).to(
             self._device, non_blocking=True
         )
-        x = self._enter(inputs)
+        x = self._enter(inputs, embeddings)
         if self.positions is not None:
             x = x + self.positions[positions + self.spec.position_offset]
         if self.embed_norm is not None:
@@ -166,10 +184,17 @@ class Encoder(nn.Module):
             x, residual = block(x, residual, step)
         return add_residual(self.norm, x, residual)[0]
 
-    def _enter(self, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+    def _enter(
+        self, inputs: Sequence[EncoderInput], embeddings: torch.Tensor | None
+    ) -> torch.Tensor:
         if self.frames is not None:
             return self.frames(inputs)  # type: ignore[no-any-return]
         assert self.embed is not None, "it reads frames or tokens"
         ids = torch.tensor([token for one in inputs for token in one.token_ids])
         x: torch.Tensor = self.embed(ids.to(self._device, non_blocking=True))
-        return x if self.spec.embed_scale == 1.0 else x * self.spec.embed_scale
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
+        if embeddings is None:
+            return x
+        at = (ids == self._placeholder).nonzero().flatten()
+        return x.index_copy(0, at.to(self._device, non_blocking=True), embeddings.to(x.dtype))

@@ -162,10 +162,10 @@ def read_model(
 
 def _check_ends(source: ModelSource, spec: DecoderSpec | ModuleSpec) -> None:
     """Raise `ModelError` for an end token outside of the vocabulary, which would never be
-    sampled.
+    sampled. Pooling models sample none, and some configs of SigLIP have CLIP's.
     """
     missing = [token for token in source.eos_token_ids if token >= spec.vocab_size]
-    if missing:
+    if missing and getattr(spec, "pooling", None) is None:
         raise ModelError(
             f"eos_token_id is {missing[0]}, which is no token of the vocabulary: it has "
             f"{spec.vocab_size}, from 0 to "
@@ -369,7 +369,7 @@ def attention_facts(spec: Any, config: EngineConfig) -> dict[str, Any]:
         "distance_bias": has("relative"),
         "head_size": sorted({layer.head_size for layer in own}),
         "latent": any(isinstance(layer, LatentAttentionSpec) for layer in own),
-        "cross": spec.encoder is not None,
+        "cross": any(layer.cross is not None for layer in spec.layers),
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from core.model_spec.tower import ItemStates
     from core.models.layers.norm import Norm
 
 
@@ -28,6 +29,8 @@ class ForwardContext:
     """Token embedding, if layers read it."""
     encoder_states: torch.Tensor | None = None
     """[positions, hidden]: encoder output of this step, if any."""
+    item_states: ItemStates | None = None
+    """Encoder states of items, and the tokens that read them."""
     per_layer_input: torch.Tensor | None = None
     """[n, size]: the current layer's own token embedding."""
     delayed_output: torch.Tensor | None = None

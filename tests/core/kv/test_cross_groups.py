@@ -56,6 +56,17 @@ def test_encoder_blocks_are_allocated_at_admission() -> None:
     assert kv.usage == 0
 
 
+def test_request_without_encoder_positions_is_bounded_by_its_own_blocks() -> None:
+    kv = make_manager(FULL, CROSS)
+    lease = start(kv, 5, 0)
+    assert lease is not None
+    assert [len(table) for table in lease.tables] == [2, 0]
+    assert lease.capacity == 8
+    assert kv.extend(lease, 8, 9) == [(0, lease.tables[0][2:])]
+    assert lease.capacity == 12
+    check_kv(kv, [lease])
+
+
 def test_failed_admission_takes_no_encoder_blocks() -> None:
     kv = make_manager(FULL, CROSS, num_blocks=12)
     first = start(kv, 8, 4)  # 2 + 1
@@ -89,7 +100,7 @@ def test_random_requests_free_every_block(
         )
         if event == "start":
             tokens, num_encoder_positions = data.draw(
-                st.tuples(st.integers(1, 12), st.integers(1, 30)), label="size"
+                st.tuples(st.integers(1, 12), st.integers(0, 30)), label="size"
             )
             lease = start(kv, tokens, num_encoder_positions)
             if lease is not None:

@@ -17,6 +17,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from safetensors.torch import load_file, save_file
 
 from core import LLM, LoRARequest, RequestOutput, SamplingParams, StructuredOutputsParams
+from core.errors import ModelError
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.features.lora.adapter_writer import make_adapter, merge
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
@@ -43,6 +44,8 @@ SETTINGS: dict[str, Any] = {
 CASES = (ONE, OTHER, THREE, AGAIN, NONE)
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
 TEXT_LAYERS = r"language_model.*layers|^model\.layers"
+ADAPTED = r"language_model.*layers(?!.*cross_attn\.[kv]_proj)|^model\.layers"
+"""Not the keys and values of encoder states."""
 Run = Callable[..., list[RequestOutput]]
 
 
@@ -82,9 +85,11 @@ def first_logprobs(outputs: Sequence[RequestOutput]) -> list[float]:
     return found
 
 
-@pytest.fixture(scope="module", params=["gemma3", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["gemma3", "mllama", "qwen3_vl"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Gemma 3 has spans that see ahead, and windows; Qwen3-VL has M-RoPE and deepstack."""
+    """Gemma 3 has spans that see ahead, and windows; Mllama has cross attention; Qwen3-VL has
+    M-RoPE and deepstack.
+    """
     folder = tmp_path_factory.mktemp(request.param)
     MODELS[request.param].make(folder)
     made = Model(request.param, folder, [])
@@ -120,7 +125,7 @@ def test_draft_model_of_text_changes_no_token(model: Model, tmp_path: Path) -> N
 def test_adapter_of_the_text_part_equals_the_merged_checkpoint(
     model: Model, tmp_path: Path
 ) -> None:
-    adapter = make_adapter(model.folder, tmp_path / "adapter", 4, only=TEXT_LAYERS)
+    adapter = make_adapter(model.folder, tmp_path / "adapter", 4, only=ADAPTED)
     merged = merge(model.folder, adapter, tmp_path / "merged")
     with model.start(merged) as llm:
         expected = tokens(model.run(llm))
@@ -130,8 +135,9 @@ def test_adapter_of_the_text_part_equals_the_merged_checkpoint(
         assert tokens(model.run(llm)) == model.expected
 
 
-def test_adapter_of_the_tower_is_refused(model: Model, tmp_path: Path) -> None:
-    adapter = make_adapter(model.folder, tmp_path / "adapter", 4, only=r"vision_tower|visual")
+def test_adapter_of_the_tower_or_its_states_is_refused(model: Model, tmp_path: Path) -> None:
+    only = r"vision_tower|visual|vision_model|cross_attn\.k_proj"
+    adapter = make_adapter(model.folder, tmp_path / "adapter", 4, only=only)
     with model.start(enable_lora=True, max_lora_rank=8) as llm:
         outputs = model.run(llm, lora_request=LoRARequest("a", 1, str(adapter)))
         for output in outputs:
@@ -189,6 +195,10 @@ def test_blocks_of_a_tier_need_no_encoder(model: Model) -> None:
         "kv_connector_extra_config": {"cpu_bytes_to_use": 16 << 20},
     }
     room = {"num_gpu_blocks_override": 16, "max_model_len": None}
+    if model.name == "mllama":
+        with pytest.raises(ModelError, match="got a model with cross attention"):
+            model.start(kv_transfer_config=transfer)
+        return
     with model.start(kv_transfer_config=transfer, **room) as llm:
         assert tokens(model.run(llm)) == model.expected
         before = counters(llm)["encoded"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from builtin_plugins.features.multimodal.worker import ItemRow, Segment, set_positions
+from builtin_plugins.features.multimodal.item_rows import ItemRow, Segment
+from builtin_plugins.features.multimodal.worker import set_positions
 from core.model_spec.tower import RopePositions
 
 PROMPT = torch.tensor([[0, 1, 1, 1, 4], [0, 1, 1, 2, 4], [0, 1, 2, 1, 4]])

@@ -81,6 +81,7 @@ class Batch:
         look_ahead: LookAhead = "",
         holder: str = "",
         was_known: bool = False,
+        at_start: bool = False,
     ) -> None:
         """Add a request; parts are (text tokens, item of as many tokens as its number)."""
         prompt: list[int] = []
@@ -93,12 +94,12 @@ class Batch:
         prompt.append(3)
         runs = [(run.start, run.start + run.length) for item in items for run in item.runs]
         together = {"": [], "items": runs, "prompt": [(0, len(prompt))]}[look_ahead]
-        message = RequestItems(self.folder, holder or name, items, together)
+        message = RequestItems(self.folder, holder or name, items, together, at_start=at_start)
         store = TensorStore(self.folder)
         if message.holder not in store.holders():
             store.hold(message.holder, [])
         self.items[name] = message
-        self.needs_whole_prompts |= look_ahead == "prompt"
+        self.needs_whole_prompts |= at_start or look_ahead == "prompt"
         spans = tuple(
             Span(run.start, run.length, "image.0", item.content_hash)
             for item in items
@@ -128,6 +129,10 @@ class Batch:
         needed: dict[bytes, int] = {}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             message = self.items[self.rows[row]]
+            if message.at_start:
+                enters = any(new.row == row for new in plan.new)
+                needed |= {item.content_hash: item.num_tokens for item in message.items if enters}
+                continue
             for item in message.items:
                 for run in item.runs:
                     end = run.start + run.length
@@ -174,6 +179,20 @@ def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     batch = Batch(limits(cache, step), folder, depth=depth, max_model_len=80, num_blocks=48)
     for number, each in enumerate(parts):
         batch.add(f"r{number}", each, look_ahead=look_ahead)
+    batch.run()
+    batch.engine.check_idle()
+    assert len(batch.engine.finished) == len(parts)
+    assert batch.half.counters.encoded == len(batch.encoded)
+
+
+@settings(max_examples=60)
+@given(requests, st.integers(1, 40), st.integers(1, 20), st.sampled_from([1, 2]))
+def test_a_request_with_encoder_input_enters_with_all_items_encoded(
+    folder: str, parts: list[list[tuple[int, int]]], cache: int, step: int, depth: int
+) -> None:
+    batch = Batch(limits(cache, step), folder, depth=depth, max_model_len=80, num_blocks=24)
+    for number, each in enumerate(parts):
+        batch.add(f"r{number}", each, at_start=True)
     batch.run()
     batch.engine.check_idle()
     assert len(batch.engine.finished) == len(parts)

@@ -79,8 +79,7 @@ def test_every_layout_of_text_tensors_is_known(stored: str, own: str) -> None:
     [
         ("blip", "BlipForConditionalGeneration", "by cross-attention"),
         ("cohere_compass", "CohereCompassForConditionalGeneration", "positions in several axes"),
-        ("florence2", "Florence2ForConditionalGeneration", "an encoder reads its images"),
-        ("mllama", "MllamaForConditionalGeneration", "by cross-attention"),
+        ("udop", "UdopForConditionalGeneration", "an encoder reads its images"),
         ("glm5_next", "Glm5NextForConditionalGeneration", "recurrent state besides attention"),
     ],
 )
