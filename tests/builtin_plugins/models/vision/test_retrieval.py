@@ -14,8 +14,14 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from builtin_plugins.models.generic.loading import quiet
 from core import LLM
-from tests.builtin_plugins.models.vision.checkpoints.common import TEXT, save, save_parts, tokenizer
-from tests.builtin_plugins.models.vision.checkpoints.qwen_vl import QWEN, QWEN_TOKENS
+from tests.builtin_plugins.models.vision.checkpoints.common import save, save_parts
+from tests.builtin_plugins.models.vision.checkpoints.qwen_vl import (
+    QWEN,
+    QWEN2_VISION,
+    image_processor,
+    qwen_config,
+    rope,
+)
 from tests.builtin_plugins.models.vision.parity import FIRST, SECOND
 
 pytestmark = pytest.mark.slow
@@ -26,34 +32,12 @@ WIDTH: Final = 24
 
 def make(folder: Path) -> None:
     """Write a tiny random ColQwen2."""
-    own = tokenizer(list(QWEN_TOKENS))
-    ids = own.convert_tokens_to_ids
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    inner = transformers.Qwen2VLConfig(
-        vision_config={
-            "depth": 2,
-            "embed_dim": 32,
-            "num_heads": 4,
-            "hidden_size": 64,
-            "mlp_ratio": 2,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-        text_config={**TEXT, "rope_parameters": rope},
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
-    )
+    own, inner = qwen_config(transformers.Qwen2VLConfig, QWEN2_VISION, rope())
     config = transformers.ColQwen2Config(vlm_config=inner.to_dict(), embedding_dim=WIDTH)
     model = transformers.ColQwen2ForRetrieval(config)
     model.generation_config = transformers.GenerationConfig()
     save(model, folder)
-    image_processor = transformers.Qwen2VLImageProcessorPil(
-        patch_size=4, merge_size=2, temporal_patch_size=2, min_pixels=256, max_pixels=4096
-    )
-    save_parts(folder, image_processor, own, QWEN, processor_class="ColQwen2Processor")
+    save_parts(folder, image_processor(), own, QWEN, processor_class="ColQwen2Processor")
 
 
 @pytest.fixture(scope="module")

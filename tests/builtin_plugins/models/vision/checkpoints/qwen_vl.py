@@ -25,12 +25,13 @@ QWEN_TOKENS: Final = (
 )
 
 
-def _qwen(
-    folder: Path, classes: tuple[Any, Any], vision: Mapping[str, Any], text: Mapping[str, Any]
-) -> None:
+def qwen_config(
+    config_class: Any, vision: Mapping[str, Any], text: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return a tokenizer and a config with its tokens."""
     own = tokenizer(list(QWEN_TOKENS))
     ids = own.convert_tokens_to_ids
-    config = classes[0](
+    config = config_class(
         vision_config=dict(vision),
         text_config={**TEXT, **text},
         image_token_id=ids("<|image_pad|>"),
@@ -39,32 +40,46 @@ def _qwen(
         vision_end_token_id=ids("<|vision_end|>"),
         tie_word_embeddings=False,
     )
-    save(classes[1](config), folder)
-    image_processor = transformers.Qwen2VLImageProcessorPil(
+    return own, config
+
+
+def image_processor() -> Any:
+    """Return the image processor of all of them."""
+    return transformers.Qwen2VLImageProcessorPil(
         patch_size=4, merge_size=2, temporal_patch_size=2, min_pixels=256, max_pixels=4096
     )
-    save_parts(folder, image_processor, own, QWEN)
 
 
-def _rope(**more: Any) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    return {"rope_parameters": {**rope, **more}}
+def _qwen(
+    folder: Path, classes: tuple[Any, Any], vision: Mapping[str, Any], text: Mapping[str, Any]
+) -> None:
+    own, config = qwen_config(classes[0], vision, text)
+    save(classes[1](config), folder)
+    save_parts(folder, image_processor(), own, QWEN)
+
+
+def rope(**more: Any) -> dict[str, Any]:
+    """Return a field of a text config: sections of positions."""
+    stated = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    return {"rope_parameters": {**stated, **more}}
+
+
+QWEN2_VISION: Final = {
+    "depth": 2,
+    "embed_dim": 32,
+    "num_heads": 4,
+    "hidden_size": 64,
+    "mlp_ratio": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 
 
 def qwen2_vl(folder: Path) -> None:
     """Qwen2-VL: positions with three axes."""
-    vision = {
-        "depth": 2,
-        "embed_dim": 32,
-        "num_heads": 4,
-        "hidden_size": 64,
-        "mlp_ratio": 2,
-        "patch_size": 4,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }
     classes = transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration
-    _qwen(folder, classes, vision, _rope())
+    _qwen(folder, classes, QWEN2_VISION, rope())
 
 
 def qwen2_5_vl(folder: Path) -> None:
@@ -82,7 +97,7 @@ def qwen2_5_vl(folder: Path) -> None:
         "fullatt_block_indexes": [1],
     }
     classes = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
-    _qwen(folder, classes, vision, _rope())
+    _qwen(folder, classes, vision, rope())
 
 
 QWEN3_VISION: Final = {
@@ -118,7 +133,7 @@ SMALL_STATES: Final = {"mamba_block_size": 16}
 def qwen3_vl(folder: Path) -> None:
     """Qwen3-VL: interleaved sections, and deepstack."""
     classes = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-    _qwen(folder, classes, {**QWEN3_VISION, **DEEPSTACK}, _rope(mrope_interleaved=True))
+    _qwen(folder, classes, {**QWEN3_VISION, **DEEPSTACK}, rope(mrope_interleaved=True))
 
 
 def qwen3_vl_moe(folder: Path) -> None:
@@ -127,7 +142,7 @@ def qwen3_vl_moe(folder: Path) -> None:
     Those of one layer are stored as in published checkpoints, of another as transformers saves.
     """
     classes = transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration
-    text = {**MOE, "mlp_only_layers": [1], **_rope(mrope_interleaved=True)}
+    text = {**MOE, "mlp_only_layers": [1], **rope(mrope_interleaved=True)}
     _qwen(folder, classes, {**QWEN3_VISION, **DEEPSTACK}, text)
 
     def publish(tensors: dict[str, torch.Tensor]) -> None:
@@ -141,16 +156,16 @@ def qwen3_vl_moe(folder: Path) -> None:
 def qwen3_5(folder: Path) -> None:
     """Qwen 3.5: a hybrid decoder, three axes on a part of each head; a layer for drafts, unused."""
     classes = transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration
-    rope = _rope(mrope_interleaved=True, partial_rotary_factor=0.5)
-    _qwen(folder, classes, QWEN3_VISION, {**HYBRID, **rope})
+    text = {**HYBRID, **rope(mrope_interleaved=True, partial_rotary_factor=0.5)}
+    _qwen(folder, classes, QWEN3_VISION, text)
     edit(folder, lambda tensors: tensors.update({"mtp.norm.weight": torch.ones(64)}))
 
 
 def qwen3_5_moe(folder: Path) -> None:
     """Qwen 3.5 with experts."""
     classes = transformers.Qwen3_5MoeConfig, transformers.Qwen3_5MoeForConditionalGeneration
-    rope = _rope(mrope_interleaved=True, partial_rotary_factor=0.5)
-    _qwen(folder, classes, QWEN3_VISION, {**HYBRID, **MOE, **rope})
+    text = {**HYBRID, **MOE, **rope(mrope_interleaved=True, partial_rotary_factor=0.5)}
+    _qwen(folder, classes, QWEN3_VISION, text)
 
 
 MODELS: Final = {
