@@ -88,6 +88,11 @@ class PluginsCommand:
             metavar="NAME",
             help="of a model: builtin architecture to copy, such as LlamaForCausalLM",
         )
+        one.add_argument(
+            "--tower",
+            action="store_true",
+            help="of a model: with a tower and an input processor, for images",
+        )
         one.add_argument("-o", "--output", metavar="DIR", help="default: ./engine-NAME")
 
     def run(self, context: CommandContext) -> int:
@@ -203,7 +208,9 @@ class PluginsCommand:
         kind = context.args.kind
         architecture = context.args.architecture
         folder = Path(context.args.output or f"engine-{name.replace('_', '-')}")
-        for file in write_package(name, kind, folder, architecture, context.args.begins_as):
+        begins_as = context.args.begins_as
+        tower = context.args.tower
+        for file in write_package(name, kind, folder, architecture, begins_as, tower=tower):
             print(file)
         print(f"Next: {next_steps(name, folder)}")
         return 0

@@ -16,6 +16,8 @@ from core.api.plugins import KINDS, discover
 from core.testing.conformance.extension_points import EXTENSION_POINTS
 
 TEMPLATE: Final = Path(__file__).parent / "template"
+MODEL_WITH_TOWER: Final = TEMPLATE / "model_with_tower"
+"""The module of a model that reads images."""
 PLACEHOLDER: Final = "acme"
 """Plugin name in the template; `Acme` for classes."""
 DISTRIBUTION: Final = "core-inference-engine"
@@ -33,15 +35,20 @@ def write_package(
     folder: Path,
     architecture: str | None = None,
     begins_as: str | None = None,
+    *,
+    tower: bool = False,
 ) -> list[Path]:
     """Write the package `engine-NAME` into `folder` and return its files.
 
     `architecture` is the name in the model's config.json; the default derives from the plugin
-    name. `begins_as` copies a builtin architecture.
+    name. `begins_as` copies a builtin architecture. `tower` adds a tower and its input processor
+    to a model.
 
     Raises `ConfigError` for an invalid name, the name of a builtin, and a folder that is not empty.
     """
     _check_names(name, kind, architecture, begins_as)
+    if tower and (kind != "models" or begins_as is not None):
+        raise ConfigError("--tower: expected with --kind models and without --from. Remove it.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--output: got {folder}; expected an empty or new folder.")
     copy = None if begins_as is None else copy_architecture(begins_as)
@@ -55,7 +62,8 @@ def write_package(
         "AcmeForCausalLM": architecture or "AcmeForCausalLM",
     }
     files = []
-    for source, target in _files(kind):
+    own = MODEL_WITH_TOWER if tower else TEMPLATE / "kinds" / kind
+    for source, target in _files(own):
         file = folder / _rename(target, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text()
@@ -109,10 +117,10 @@ def next_steps(name: str, folder: Path) -> str:
     )
 
 
-def _files(kind: str) -> Iterator[tuple[Path, str]]:
-    """Yield every template file of a kind, with its path in the package."""
+def _files(own: Path) -> Iterator[tuple[Path, str]]:
+    """Yield every template file, with its path in the package; `own` is the kind's folder."""
     package = TEMPLATE / "package"
-    for base, prefix in ((package, ""), (TEMPLATE / "kinds" / kind, "engine_acme/")):
+    for base, prefix in ((package, ""), (own, "engine_acme/")):
         for file in sorted(base.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 path = prefix + file.relative_to(base).as_posix()

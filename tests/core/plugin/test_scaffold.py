@@ -122,6 +122,8 @@ def test_generated_package_tests_pass(tmp_path: Path) -> None:
     folders = [tmp_path / f"engine-{kind}" for kind in TARGETS]
     for kind, folder in zip(TARGETS, folders, strict=True):
         write_package(f"my_{kind}", kind, folder)
+    folders.append(tmp_path / "engine-seeing")
+    write_package("my_seeing", "models", folders[-1], tower=True)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [
@@ -142,6 +144,22 @@ def test_generated_package_tests_pass(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_model_with_a_tower_has_an_input_processor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "package"
+    new = ["plugins", "new", "seer", "--tower", "-o", str(folder), "--kind"]
+    assert main([*new, "tokenizers"]) == 2
+    assert main([*new, "models", "--from", "LlamaForCausalLM"]) == 2
+    assert capsys.readouterr().err.count("--tower: expected with --kind models") == 2
+    assert main([*new, "models", "--architecture", "SeerForVision"]) == 0
+    own = files(folder / "engine_seer")
+    assert own == {"__init__.py", "model.py", "plugin.py", "processor.py", "tower.py"}
+    texts = [(folder / "engine_seer" / name).read_text() for name in own]
+    assert not any("acme" in text.lower() for text in texts)
+    assert (folder / "engine_seer" / "plugin.py").read_text().count('Entry("SeerForVision"') == 2
 
 
 @pytest.mark.parametrize("name", ["Acme", "1st", "two-words", "a__b", ""])
