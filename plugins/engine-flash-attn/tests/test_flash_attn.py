@@ -21,6 +21,7 @@ from core.errors import ConfigError
 from core.model_spec.attention_params import AttentionParams
 from core.plugin.facts import why_not
 from core.testing.attention_oracle import CrossSequences, PagedSequences, dense_attention
+from core.testing.released_signatures import assert_release_takes, read_released
 
 PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=8, scale=0.3)
 
@@ -85,6 +86,11 @@ def stub_library(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("flash_attn")
     module.flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", module)
+
+
+def test_released_library_takes_the_calls_of_the_stub() -> None:
+    released = read_released(Path(__file__).with_name("released.pyi"))
+    assert_release_takes(flash_attn_varlen_func, released["flash_attn_varlen_func"])
 
 
 def config_of(block_size: int) -> EngineConfig:

@@ -22,6 +22,7 @@ from core.model_spec.attention_params import AttentionParams
 from core.plugin.facts import why_not
 from core.testing.attention_oracle import PagedSequences, dense_attention
 from core.testing.conformance import Subject, attention_backends
+from core.testing.released_signatures import assert_release_takes, read_released
 
 PARAMS = AttentionParams(heads=4, kv_heads=2, head_size=64, scale=0.1)
 
@@ -92,6 +93,13 @@ def stub_library(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("flashinfer")
     module.BatchPrefillWithPagedKVCacheWrapper = Planner
     monkeypatch.setitem(sys.modules, "flashinfer", module)
+
+
+@pytest.mark.parametrize("method", ["__init__", "plan", "run"])
+def test_released_library_takes_the_calls_of_the_stub(method: str) -> None:
+    released = read_released(Path(__file__).with_name("released.pyi"))
+    planner = released["BatchPrefillWithPagedKVCacheWrapper"]
+    assert_release_takes(getattr(Planner, method), getattr(planner, method))
 
 
 @pytest.mark.slow
