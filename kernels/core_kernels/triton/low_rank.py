@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import pad
 
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton.launching import INTERPRETED, MIN_DOT_SIZE, find_segment, product
@@ -39,6 +40,10 @@ parts, address of the bias (0: none).
 """
 PART: Final = tl.constexpr(4)
 """Entries of a part: address of its B factor, first column, number of columns, rank."""
+RANK_STEP: Final = tl.constexpr(8)
+"""Ranks are padded to a multiple of it with zeros, so that rows of B are read 16 bytes at a time."""
+ALIGNMENT: Final = tl.constexpr(16)
+"""Bytes that the addresses of factors are multiples of."""
 KINDS: Final = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -47,10 +52,14 @@ class LowRankLayer:
 
     def __init__(self, parts: Sequence[LowRankFactors], bias: Tensor | None, device: str) -> None:
         """Store the factors of all parts and `bias` [all columns], all of one dtype."""
-        self.rank: Final = sum(len(part.a) for part in parts)
-        self._first = torch.cat([part.a for part in parts]) if parts else None
-        self._second = [part.b.contiguous() for part in parts]
-        self._bias = bias
+        more = [-len(part.a) % RANK_STEP.value for part in parts]
+        first = [pad(part.a, (0, 0, 0, rows)) for part, rows in zip(parts, more, strict=True)]
+        self.rank: Final = sum(map(len, first))
+        self._first = torch.cat(first) if parts else None
+        self._second = [
+            _aligned(pad(part.b, (0, columns))) for part, columns in zip(parts, more, strict=True)
+        ]
+        self._bias = bias = None if bias is None else _aligned(bias)
         entries = [
             [b.data_ptr(), part.first, *b.shape]
             for part, b in zip(parts, self._second, strict=True)
@@ -69,6 +78,12 @@ class LowRankLayer:
         """Bytes of the factors and the bias."""
         tensors = (self._first, *self._second, self._bias)
         return sum(each.nbytes for each in tensors if each is not None)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return the contiguous tensor, copied if its address is not a multiple of `ALIGNMENT`."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT.value else tensor
 
 
 class LowRankTable:
@@ -169,7 +184,9 @@ class LowRankOps:
 
     def table(self, size: int, max_parts: int) -> LowRankTable:
         """Return a table for `size` adapters with up to `max_parts` parts."""
-        return LowRankTable(size, self._max_rank * max_parts, self._device)
+        step = MIN_DOT_SIZE  # rows of the shrink product are aligned, too
+        rank = triton.cdiv(self._max_rank, RANK_STEP.value) * RANK_STEP.value
+        return LowRankTable(size, triton.cdiv(rank * max_parts, step) * step, self._device)
 
     def rows(self, num_adapters: int) -> StepRows:
         """Return the row-to-adapter map."""
@@ -222,6 +239,7 @@ def _shrink(
     if block < tl.load(blocks + num_adapters):
         adapter = find_segment(blocks, num_adapters, block)
         a = tl.load(facts + adapter * FACTS).to(tl.pointer_type(KIND))
+        a = tl.multiple_of(a, ALIGNMENT)
         ranks = tl.load(facts + adapter * FACTS + 2)
         rank = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
         if tl.program_id(1) * RANKS < ranks:
@@ -280,9 +298,10 @@ def _expand(
         before = tl.zeros((), tl.int64)
         for part in range(tl.load(facts + adapter * FACTS + 3)):
             b = tl.load(parts + part * PART).to(tl.pointer_type(KIND))
+            b = tl.multiple_of(b, ALIGNMENT)
             first = tl.load(parts + part * PART + 1)
             last = first + tl.load(parts + part * PART + 2)
-            ranks = tl.load(parts + part * PART + 3)
+            ranks = tl.multiple_of(tl.load(parts + part * PART + 3), RANK_STEP)
             if (first < start + COLUMNS) & (last > start):
                 inside = (column >= first) & (column < last)
                 for at in range(0, ranks, RANKS):
@@ -304,9 +323,8 @@ def _expand(
                     found = product(narrow.to(KIND), tl.trans(factor), found, WIDE)
             before += ranks
         if bias != 0:
-            added = tl.load(
-                bias.to(tl.pointer_type(KIND)) + column, mask=column < columns, other=0.0
-            )
+            row_of_bias = tl.multiple_of(bias.to(tl.pointer_type(KIND)), ALIGNMENT)
+            added = tl.load(row_of_bias + column, mask=column < columns, other=0.0)
             found += added.to(tl.float32)[None, :]
         row = tl.load(order + row_index, mask=mine, other=0)
         here = mine[:, None] & (column < columns)[None, :]
