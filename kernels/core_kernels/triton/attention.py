@@ -18,7 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.attention_shapes import MAX_ROWS, PIECE, AttentionShape, Layer, Step
+from core_kernels.triton.attention_shapes import (
+    LONG_HEAD,
+    MAX_ROWS,
+    PIECE,
+    AttentionShape,
+    Layer,
+    Step,
+)
 from core_kernels.triton.launching import (
     exponential,
     find_segment,
@@ -41,6 +48,8 @@ LENGTHS: Final = (
     "reach",
 )
 """Arguments that vary by step or layer; kernels are not specialized for them."""
+PARTIALS: Final = 8
+"""Partial sums that a merge reads at a time: one after the other, each would wait for memory."""
 
 
 def decode(
@@ -73,7 +82,8 @@ def decode(
     _merge[num_seqs, layer.heads](
         sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts,
         num_seqs, programs,
-        HEADS=layer.heads, MAIN=shape.main, VALUE=layer.value_size, num_warps=1,
+        HEADS=layer.heads, MAIN=shape.main, VALUE=layer.value_size, PARTIALS=PARTIALS,
+        num_warps=max(1, shape.main // LONG_HEAD),
     )  # fmt: skip
 
 
@@ -317,9 +327,9 @@ def _decode(
 @triton.jit(do_not_specialize=LENGTHS)
 def _merge(
     sums_in, scales_in, out, out_token, out_head, sinks, pieces, starts, num_seqs, programs,
-    HEADS: tl.constexpr, MAIN: tl.constexpr, VALUE: tl.constexpr,
+    HEADS: tl.constexpr, MAIN: tl.constexpr, VALUE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """One program: merges the partial sums of one head of one sequence."""
+    """One program: merges the partial sums of one head of one sequence, `PARTIALS` at a time."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     begin = tl.load(pieces + sequence)
@@ -333,14 +343,21 @@ def _merge(
             best = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32)
             total += 1.0
         sums = tl.zeros((MAIN,), tl.float32)
-        for program in range(begin // share, (end - 1) // share + 1):
+        stop = (end - 1) // share + 1
+        for first in range(begin // share, stop, PARTIALS):
+            program = first + tl.arange(0, PARTIALS)
+            known = program < stop
             index = (program + sequence).to(tl.int64) * HEADS + head
-            theirs = tl.load(scales_in + index * 2)
-            highest = tl.maximum(best, theirs)
+            theirs = tl.load(scales_in + index * 2, mask=known, other=float("-inf"))
+            totals = tl.load(scales_in + index * 2 + 1, mask=known, other=0.0)
+            partials = tl.load(
+                sums_in + index[:, None] * MAIN + element[None, :], mask=known[:, None], other=0.0
+            )
+            highest = tl.maximum(best, tl.max(theirs, 0))
             left = exponential(best, highest)
-            weight = exponential(theirs, highest)
-            total = total * left + tl.load(scales_in + index * 2 + 1) * weight
-            sums = sums * left + tl.load(sums_in + index * MAIN + element) * weight
+            weights = exponential(theirs, highest)
+            total = total * left + tl.sum(totals * weights, 0)
+            sums = sums * left + tl.sum(partials * weights[:, None], 0)
             best = highest
         at = out + tl.load(starts + sequence).to(tl.int64) * out_token + head * out_head
         tl.store(at + element, (sums / total).to(out.dtype.element_ty), mask=element < VALUE)
