@@ -153,20 +153,34 @@ class Page:
         else:
             self.press("Backspace", 8)
 
-    def press(self, key: str, code: int) -> None:
-        """Press a key."""
-        more = {"text": "\r"} if key == "Enter" else {}
+    def press(self, key: str, code: int, *, modifiers: int = 0) -> None:
+        """Press a key; modifiers: 1 for Alt, 2 for Ctrl, 8 for Shift, or their sum."""
+        more: dict[str, Any] = {"text": "\r"} if key == "Enter" else {}
+        if modifiers:
+            more["modifiers"] = modifiers
+        name = f"Key{key.upper()}" if key.isalpha() and len(key) == 1 else key
         self.send(
             "Input.dispatchKeyEvent",
             type="keyDown",
             key=key,
-            code=key,
+            code=name,
             windowsVirtualKeyCode=code,
             **more,
         )
         self.send(
-            "Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code
+            "Input.dispatchKeyEvent", type="keyUp", key=key, code=name, windowsVirtualKeyCode=code
         )
+
+    def choose_files(self, selector: str, *paths: Path) -> None:
+        """Choose files in a file field."""
+        root = self.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.send("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
+
+    def forget(self) -> None:
+        """Remove what the browser stores for the origin of the page."""
+        origin = self.value("location.origin")
+        self.send("Storage.clearDataForOrigin", origin=origin, storageTypes="indexeddb")
 
     def resize(self, width: int, height: int, *, phone: bool = False, scale: float = 1) -> None:
         """Set the screen size of the page."""
