@@ -23,7 +23,7 @@ class RouteGroup(Protocol):
     - `around(app)`: returns an ASGI application that wraps the server's own and also
       sees rejected requests.
     - `one_process`, on the class: why several API servers (`--api-server-count`) cannot
-      serve it.
+      serve it. They are refused if its plugin is named; otherwise it returns no routes.
     - `switch`, on the class: name of the option without which the group has no routes.
     - `refusal(status, error)`: returns the error body in the form this API's clients
       expect; `error` is OpenAI's error object. A stream then ends with it as an event

@@ -58,11 +58,11 @@ def serve(
 
 
 def _check_one_process(config: Any, groups: Iterable[tuple[Any, Any]]) -> None:
-    """Raise `ConfigError` for routes that several API servers cannot serve."""
+    """Raise `ConfigError` for named plugins with routes that several API servers cannot serve."""
     count = config.options.get("api_server_count") or 1
     for registered, make in groups:
         reason = getattr(make, "one_process", "")
-        if reason and count > 1:
+        if reason and count > 1 and registered.plugin.named:
             raise ConfigError(
                 f"--api-server-count: got {count}; expected 1 with the routes "
                 f"{registered.entry.name!r}: {reason}. Remove one of them."

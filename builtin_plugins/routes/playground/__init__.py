@@ -1,1 +1,1 @@
-"""A page to chat with the model and to inspect the engine; loads only when named."""
+"""The playground: a page to chat with the model and to inspect the engine."""

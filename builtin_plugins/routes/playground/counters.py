@@ -1,17 +1,23 @@
-"""Counters of the playground: KV blocks, plugin faults, totals of steps and tokens."""
+"""Counters of the playground: KV blocks, plugin faults, totals, and numbers of recent answers."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, OrderedDict
 from typing import Any, Final
 
 import msgspec
 
 from builtin_plugins.metric_sinks.api import plugin_faults
+from builtin_plugins.routes.common.costs import cost_fields
+from builtin_plugins.routes.playground.offer import NAME
 from core.api import EngineConfig, InvalidRequest, Registry
 from core.api.telemetry import RequestStats, StepStats, TokenStats
 
-NAME: Final = "playground"
+MAX_ANSWERS: Final = 200
+"""Largest number of ended answers that are remembered."""
+_RANDOM_ID: Final = re.compile(r"(chatcmpl-[0-9a-f]{32})-[0-9a-f]+")
+"""Random id of an answer, with the suffix of the engine; it cannot be guessed."""
 
 
 class BlockCounter:
@@ -27,11 +33,15 @@ class BlockCounter:
         self._kv = scheduler.kv
 
     def call(self, verb: str, data: bytes) -> bytes:
-        """Return blocks by state and faults by plugin, as JSON, for `playground.blocks`."""
+        """Return blocks by state, their size, and faults by plugin, as JSON."""
         if verb != "blocks":
             raise InvalidRequest("name", f"{NAME} knows blocks, not {verb!r}.")
         return msgspec.json.encode(
-            {"blocks": count_blocks(self._kv), "faults": plugin_faults(self._registry)}
+            {
+                "blocks": count_blocks(self._kv),
+                "block_size": self._kv.layout.hash_block_size,
+                "faults": plugin_faults(self._registry),
+            }
         )
 
 
@@ -55,7 +65,10 @@ _FAILED: Final = ("abort", "error")
 
 
 class Totals:
-    """Metric sink that sums up steps, tokens and requests since the start."""
+    """Metric sink that sums up steps, tokens and requests since the start.
+
+    It also remembers the numbers of recent answers, by an id that only their clients know.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._steps = self._computed_tokens = self._prompt_tokens = self._cached_tokens = 0
@@ -63,6 +76,7 @@ class Totals:
         self._step_s = 0.0
         self._last_steps: dict[int, StepStats] = {}
         self._generated_by: Counter[int] = Counter()
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def step(self, stats: StepStats) -> None:
         """Add one engine step; one without time is not counted."""
@@ -83,6 +97,15 @@ class Totals:
         """Add one ended request."""
         self._ended += 1
         self._failed += stats.finish_reason in _FAILED
+        found = _RANDOM_ID.fullmatch(stats.request_id)
+        if found is not None:
+            self._answers[found[1]] = _numbers(stats)
+        if len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+
+    def answer(self, answer_id: str) -> dict[str, Any] | None:
+        """Return sizes and times of an ended answer; None if it is unknown."""
+        return self._answers.get(answer_id)
 
     def of_engine(self, rank: int) -> dict[str, int]:
         """Return the requests of an engine now, and its generated tokens since the start."""
@@ -106,3 +129,21 @@ class Totals:
             "ended_requests": self._ended,
             "failed_requests": self._failed,
         }
+
+
+def _numbers(stats: RequestStats) -> dict[str, Any]:
+    """Return what the page shows of a request; times are in seconds."""
+    return {
+        "finish_reason": stats.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "queue_s": stats.queue_s,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "e2e_s": stats.e2e_s,
+        "drafted": int(stats.counts.get("spec_decode_num_draft_tokens", 0)),
+        "accepted": int(stats.counts.get("spec_decode_num_accepted_tokens", 0)),
+        "engine": stats.engine,
+        **cost_fields(stats.counts),
+    }

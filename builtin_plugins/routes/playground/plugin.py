@@ -1,4 +1,4 @@
-"""The playground: a page at `/playground` and its counters. Loads only when named."""
+"""The playground: a page at `/playground`, its counters, and what it shows of a request."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def engine_metric_sinks() -> list[Entry]:
 
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
-    from builtin_plugins.routes.playground.counters import BlockCounter  # lazy: quick start
+    # lazy: quick start
+    from builtin_plugins.routes.playground.counters import BlockCounter
+    from builtin_plugins.routes.playground.offer import is_offered
 
-    return [BlockCounter(registry)]
+    return [BlockCounter(registry)] if is_offered(config, registry) else []

@@ -1,4 +1,4 @@
-"""`/playground`, the files of the page, and `/playground/state`, the data of the page."""
+"""`/playground` and the files of the page, and its data: `/playground/state`, `.../request`."""
 
 from __future__ import annotations
 
@@ -6,81 +6,90 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from builtin_plugins.clients.api import reading_calls
 from builtin_plugins.metric_sinks.api import plugin_faults
 from builtin_plugins.routes.common.media_parts import IMAGE, served_modalities
 from builtin_plugins.routes.common.plugin_health import Faults, plugin_health
-from builtin_plugins.routes.playground.counters import NAME, Totals
-from core.api import EngineConfig, EngineError
+from builtin_plugins.routes.playground.counters import Totals
+from builtin_plugins.routes.playground.files import PageFile, page_files
+from builtin_plugins.routes.playground.offer import NAME, is_offered
+from core.api import EngineConfig, EngineError, InvalidRequest
 from core.api.execution import CallAnswer
 from core.api.serving import ServedEngine
 
-PAGE: Final = Path(__file__).parent / "page"
-FILES: Final[Mapping[str, tuple[str, str]]] = {
-    "/playground": ("index.html", "text/html; charset=utf-8"),
-    "/playground/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/playground/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
-    "/playground/engine.js": ("engine.js", "text/javascript; charset=utf-8"),
-    "/playground/images.js": ("images.js", "text/javascript; charset=utf-8"),
-    "/playground/texts.js": ("texts.js", "text/javascript; charset=utf-8"),
-    "/playground/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/playground/star.png": ("star.png", "image/png"),
-}
-"""By path: the file, and its content type."""
-HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
-        "'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-"""Headers that let the page load and run only its own files, whatever a model writes."""
 ANSWER_S: Final = 0.5
 """Timeout for the engine to count blocks, in seconds; then the last counts are used."""
 COUNT_AGAIN_S: Final = 0.9
 """Shortest interval between two counts, in seconds; the engine counts between two steps."""
+NO_STORE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
+REQUEST: Final = "/playground/request"
 
 
 class PlaygroundRoutes:
     """Routes of the page. Its files need no API key, because browsers send none; its data does."""
 
-    public_paths = frozenset(FILES)
-    quiet_paths = frozenset({"/playground/state"})
     one_process = "its counters are those of one process"
+    queries: Final[Mapping[str, Any]] = {
+        f"GET {REQUEST}": {"id": {"type": "string", "minLength": 1}}
+    }
 
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
-        self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
+        self._files = page_files() if is_offered(config, engine.registry) else {}
+        self.public_paths = frozenset({*self._files, "/"} if self._files else ())
+        self.quiet_paths = {*self._files, "/playground/state", REQUEST} - {"/playground"}
+        self._explains = bool(config.options.get("enable_operator_routes"))
         self._counting: asyncio.Future[list[CallAnswer]] | None = None
         self._counted_s = float("-inf")
         self._blocks: dict[str, int] | None = None
         self._blocks_by_engine: dict[int, dict[str, int]] = {}
+        self._block_size: int | None = None
+        """Tokens of a KV block, once the engine has answered."""
         self._faults: list[Faults] = []
         """Faults of plugins in the engine's process."""
-        reading_calls(engine.registry).add(f"{NAME}.blocks")
+        if self._files:
+            reading_calls(engine.registry).add(f"{NAME}.blocks")
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes."""
-        files = [
-            Route(path, self._file, methods=["GET"], include_in_schema=False) for path in FILES
+        """Return the routes; none if the page is not offered."""
+        if not self._files:
+            return []
+        routes = [
+            Route(path, partial(self._file, file), methods=["GET"], include_in_schema=False)
+            for path, file in self._files.items()
         ]
-        return [*files, Route("/playground/state", self._state, methods=["GET"])]
+        routes.append(Route("/", self._root, methods=["GET"], include_in_schema=False))
+        routes.append(Route("/playground/state", self._state, methods=["GET"]))
+        routes.append(Route(REQUEST, self._request, methods=["GET"]))
+        return routes
 
-    async def _file(self, request: Request) -> Response:
-        path = next(path for path in FILES if request.url.path.endswith(path))
-        return Response(self._files[path], headers={**HEADERS, "Content-Type": FILES[path][1]})
+    async def _file(self, file: PageFile, request: Request) -> Response:
+        return file.answer(request)
+
+    async def _root(self, request: Request) -> Response:
+        return RedirectResponse("playground")
+
+    async def _request(self, request: Request) -> JSONResponse:
+        """Return sizes and times of an answer that has ended, by its id."""
+        answer_id = request.query_params.get("id", "")
+        if not answer_id:
+            raise InvalidRequest("id", "give the id of an answer of /v1/chat/completions.")
+        found = None if self._totals is None else self._totals.answer(answer_id)
+        if found is None:
+            raise HTTPException(404, f"answer {answer_id[:200]!r} is unknown, or has not ended.")
+        await self._block_counts()
+        more = {"block_size": self._block_size, "explains": self._explains}
+        return JSONResponse({**found, **more}, headers=NO_STORE)
 
     async def _state(self, request: Request) -> JSONResponse:
         """Return requests, KV blocks, totals of steps and tokens, and the health of plugins."""
@@ -106,7 +115,7 @@ class PlaygroundRoutes:
         state["engines"] = self._engines(health.get("engines", ()))
         faults = [plugin_faults(engine.registry), *self._faults]
         state["plugins"] = plugin_health(engine.registry.plan.plugins, engine.sinks.entries, faults)
-        return JSONResponse(state, headers={"Cache-Control": "no-store"})
+        return JSONResponse(state, headers=NO_STORE)
 
     @property
     def _totals(self) -> Totals | None:
@@ -137,6 +146,7 @@ class PlaygroundRoutes:
         for counts in self._blocks_by_engine.values():
             blocks.update(counts)
         self._blocks = dict(blocks)
+        self._block_size = next((state.get("block_size") for state in states.values()), None)
 
     async def _block_counts(self) -> dict[str, int] | None:
         """Return the number of used, cached and free blocks, as of the last count."""

@@ -50,6 +50,8 @@ RULES = {
     ("GET", "/livez"): Rule(),
     ("GET", "/metrics"): Rule(),
     ("GET", "/ping"): Rule(),
+    ("GET", "/playground/request"): Rule(statuses=(400,)),
+    ("GET", "/playground/state"): Rule(),
     ("POST", "/ping"): Rule(),
     ("GET", "/readyz"): Rule(),
     ("GET", "/version"): Rule(),

@@ -1,249 +1,222 @@
-// The conversation: sends requests and displays streamed answers.
+// The conversation on display: sends messages, streams answers, edits, regenerates, branches.
 
-import { addFiles, contentOf, hasImages, setImages, takeImages, thumbnail } from "./images.js";
-import { codeBlock, indentJson, make, renderText } from "./texts.js";
+import { readEvents, request, requestJson } from "./api.js";
+import { addFiles, connectFiles, hasFiles, setFiles, takeFiles } from "./attachments.js";
+import { save, setCurrent } from "./conversations.js";
+import { $, announce, formatSeconds, formatWhole, make, makeButton } from "./dom.js";
+import { recordTrace } from "./inspector.js";
+import { AnswerView, atEnd, startEdit, userView } from "./messages.js";
+import { focusField, hasField, requestFields, setValues, values } from "./settings.js";
+import { put } from "./store.js";
+import { addNode, messagesOf, newConversation, parentOf, pathOf, pendingCalls, removeNode, select, siblingsOf } from "./tree.js";
+import { isNarrow, switchView } from "./views.js";
 
-const $ = (id) => document.getElementById(id);
-const fields = $("fields"), log = $("log"), prompt = $("prompt"), send = $("send");
-let messages = [];
-let pendingCalls = []; // tool calls without a result
+const MAX_DISPLAYED = 60; // messages that are drawn when a conversation is opened
+const log = $("log");
+const prompt = $("prompt");
+const send = $("send");
+let conversation = newConversation();
 let controller = null;
 
-// --- Requests
+const actions = {
+  siblings: (node) => siblingsOf(conversation, node),
+  select: async (node) => {
+    if (controller) return;
+    select(conversation, node);
+    await save(conversation);
+    render();
+    $(`message-${node.id}`)?.querySelector(".branch + button")?.focus();
+  },
+  edit: async (node, text) => {
+    if (controller) return;
+    const next = addNode(conversation, parentOf(conversation, node), { role: "user", text, files: node.files });
+    render();
+    await generate(next);
+  },
+  regenerate: async (node) => {
+    if (!controller) await generate(parentOf(conversation, node));
+  },
+};
 
-function number(name) {
-  const value = fields.elements[name].value;
-  return value === "" ? undefined : Number(value);
+/** Displays a conversation, or a new one for null. */
+export function openConversation(next) {
+  controller?.abort();
+  conversation = next ?? newConversation();
+  if (next) setValues(next.settings);
+  setCurrent(conversation);
+  setFiles([]);
+  render();
+  log.scrollTop = log.scrollHeight;
+  switchView("chat");
+  prompt.focus();
 }
 
-function json(name) {
-  const field = fields.elements[name];
-  field.setCustomValidity("");
-  if (!field.value.trim()) return undefined;
-  try {
-    return JSON.parse(field.value);
-  } catch (error) {
-    field.setCustomValidity(`This is not JSON: ${error.message}`);
-    return undefined;
-  }
-}
-
-function validate() {
-  if (fields.checkValidity()) return;
-  switchView("settings");
-  fields.reportValidity(); // focuses the field and displays the error
-  const field = fields.querySelector(":invalid");
-  throw new Error(`${field.labels[0].firstChild.textContent.trim()}: ${field.validationMessage}`);
-}
-
-function requestBody() {
-  const system = fields.elements.system.value;
-  const schema = json("schema"), tools = json("tools");
-  validate();
-  return JSON.stringify({
-    messages: system ? [{ role: "system", content: system }, ...messages] : messages,
-    stream: true,
-    stream_options: { include_usage: true },
-    temperature: number("temperature"),
-    top_p: number("top_p"),
-    max_tokens: number("max_tokens"),
-    seed: number("seed"),
-    tools,
-    response_format: schema && { type: "json_schema", json_schema: { name: "answer", schema } },
+function render(count = MAX_DISPLAYED) {
+  const path = pathOf(conversation);
+  const views = path.slice(-count).map((node) => {
+    if (node.role !== "assistant") return userView(node, actions);
+    return new AnswerView(node, actions).finish().article;
   });
-}
-
-export function headers() {
-  const key = fields.elements.key.value;
-  return key ? { Authorization: `Bearer ${key}` } : {};
+  $("empty").hidden = views.length > 0;
+  const earlier = path.length - views.length;
+  if (earlier > 0) views.unshift(makeButton(`Show ${earlier} earlier messages`, () => render(path.length), { className: "earlier" }));
+  log.replaceChildren($("empty"), ...views);
+  updatePlaceholder();
 }
 
 // --- Answers
 
-function addMessage(role, name) {
-  const article = make("article", role);
-  article.setAttribute("aria-label", name);
+async function generate(parent) {
+  clearErrors();
+  let fields;
+  try {
+    fields = requestFields();
+  } catch (error) {
+    showError(error, parent);
+    return;
+  }
+  const { system } = values();
+  conversation.settings = values();
+  const owner = conversation; // another one may be opened meanwhile
+  const model = $("model").value;
+  const node = addNode(owner, parent, { role: "assistant", reasoning: "", calls: [], model });
+  const displayed = new Set(pathOf(owner).map(({ id }) => `message-${id}`));
+  for (const element of log.querySelectorAll("article")) if (!displayed.has(element.id)) element.remove();
+  const view = new AnswerView(node, actions).start();
   $("empty").hidden = true;
-  log.append(article);
-  return article;
+  log.append(view.article);
+  log.scrollTop = log.scrollHeight;
+  if (document.activeElement === document.body) send.focus(); // the button that was pressed has gone
+  controller = new AbortController();
+  setBusy(true);
+  const messages = messagesOf(owner, parent, system);
+  const stream = new Stream(node, view);
+  let failure = null;
+  try {
+    const body = { model: model || undefined, messages, stream: true, stream_options: { include_usage: true }, ...fields };
+    const response = await request("v1/chat/completions", { body, signal: controller.signal });
+    for await (const event of readEvents(response)) stream.add(event);
+    stream.finish();
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    stream.finish(stopped ? "stopped" : "interrupted");
+    if (!stopped) failure = error;
+  }
+  controller = null;
+  setBusy(false);
+  const hasImages = messages.some(({ content }) => Array.isArray(content));
+  const recorded = { tokens: stream.tokens, messages: hasImages ? null : messages, tools: fields.tools, model };
+  if (node.answerId) recordTrace(node, recorded);
+  const isEmpty = !stream.firstMs;
+  if (isEmpty) removeNode(owner, node);
+  await save(owner);
+  if (owner !== conversation) return;
+  const isAtEnd = atEnd(log);
+  if (isEmpty) render();
+  else view.finish();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+  if (failure) showError(failure, parent);
+  updatePlaceholder();
 }
 
-class Answer {
-  constructor() {
-    this.conversation = messages; // "New" may replace it during the answer
-    this.message = { role: "assistant", content: "" };
-    this.reasoning = "";
-    this.calls = [];
-    this.started = performance.now();
-    this.article = addMessage("assistant", "Answer");
-    this.article.setAttribute("aria-busy", "true");
-    this.thought = make("details", "thought");
-    this.thought.hidden = true;
-    this.thoughtSummary = make("summary", "", "Thinking");
-    this.thoughtText = make("div", "text");
-    this.thought.append(this.thoughtSummary, this.thoughtText);
-    this.text = make("div", "text");
-    this.tools = make("div");
-    this.foot = make("footer", "", "…");
-    this.article.append(this.thought, this.text, this.tools, this.foot);
+/** Adds the events of a stream to an answer. */
+class Stream {
+  constructor(node, view) {
+    this.node = node;
+    this.view = view;
+    this.tokens = [];
+    this.numEvents = 0;
+    this.startedMs = performance.now();
   }
 
-  addEvent(event) {
-    if (event.error) throw new Error(event.error.message ?? "the answer was interrupted");
+  add(event) {
+    const { node } = this;
+    node.answerId ??= event.id;
     if (event.usage) this.usage = event.usage;
     const choice = event.choices?.[0];
     if (!choice) return;
-    const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? {};
-    this.reasoning += reasoning ?? reasoning_content ?? "";
-    this.message.content += content ?? "";
-    for (const part of tool_calls ?? []) {
-      const call = (this.calls[part.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    const { content, reasoning, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+    node.reasoning += reasoning ?? thought ?? "";
+    node.text += content ?? "";
+    for (const part of calls ?? []) {
+      const call = (node.calls[part.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
       call.id ||= part.id ?? "";
       call.function.name += part.function?.name ?? "";
       call.function.arguments += part.function?.arguments ?? "";
     }
     this.finishReason = choice.finish_reason ?? this.finishReason;
-    if (content || tool_calls) this.hasContent = true;
-    if (content || reasoning || reasoning_content || tool_calls) this.firstToken ??= performance.now();
-    this.animationFrame ||= requestAnimationFrame(() => this.render());
+    const now = performance.now();
+    for (const { token, logprob, top_logprobs: others } of choice.logprobs?.content ?? [])
+      this.tokens.push([token, logprob, now - this.startedMs, others.map((each) => [each.token, each.logprob])]);
+    if (!content && !reasoning && !thought && !calls) return;
+    this.numEvents += 1;
+    this.firstMs ??= now;
+    this.lastMs = now;
+    this.view.schedule(log);
   }
 
-  render(ended = false) {
-    this.animationFrame = 0;
-    const atBottom = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-    this.thought.hidden = !this.reasoning.trim();
-    this.thoughtSummary.textContent = this.hasContent || ended ? "Thoughts" : "Thinking…";
-    this.thoughtText.textContent = this.reasoning.trim();
-    renderText(this.text, this.message.content.trim(), ended);
-    this.tools.replaceChildren(...this.calls.filter(Boolean).map((call) => {
-      const card = make("section", "call");
-      card.append(make("h3", "", call.function.name));
-      card.append(codeBlock(indentJson(call.function.arguments) || call.function.arguments, "arguments"));
-      return card;
-    }));
-    if (atBottom) log.scrollTop = log.scrollHeight;
-  }
-
-  finish(note) {
-    cancelAnimationFrame(this.animationFrame);
-    this.render(true);
-    const seconds = (performance.now() - this.firstToken) / 1000, tokens = this.usage?.completion_tokens;
-    this.foot.textContent = [
-      tokens && `${tokens} tokens`,
-      tokens > 1 && seconds > 0.005 && `${Math.round(tokens / seconds)}/s`,
-      this.firstToken && `first after ${Math.round(this.firstToken - this.started)} ms`,
-      this.usage?.prompt_tokens && `prompt ${this.usage.prompt_tokens}`,
-      note ?? { length: "cut at max tokens" }[this.finishReason],
+  finish(note = "") {
+    const { node } = this;
+    node.calls = node.calls.filter(Boolean);
+    const seconds = (this.lastMs - this.firstMs) / 1000;
+    const exact = this.usage?.completion_tokens ?? this.tokens.length;
+    const tokens = exact || this.numEvents; // a stopped answer has no usage: an event has a token
+    node.footer = [
+      tokens && `${exact ? "" : "about "}${formatWhole(tokens)} tokens`,
+      tokens > 1 && seconds > 0.005 && `${Math.round((tokens - 1) / seconds)}/s`,
+      this.firstMs && `first after ${formatSeconds((this.firstMs - this.startedMs) / 1000)}`,
+      this.usage && `prompt ${formatWhole(this.usage.prompt_tokens)}`,
     ].filter(Boolean).join(" · ");
-    this.article.removeAttribute("aria-busy");
-    if (this.calls.length) this.message.tool_calls = this.calls.filter(Boolean);
-    if (!this.message.content && !this.calls.length) return;
-    this.conversation.push(this.message);
-    if (this.conversation === messages) pendingCalls = note ? [] : [...(this.message.tool_calls ?? [])];
+    node.note = note || (this.finishReason === "length" ? "cut at max tokens" : "");
   }
-}
-
-function showError(text) {
-  const alert = addMessage("failed", "Error");
-  alert.setAttribute("role", "alert");
-  alert.textContent = text;
-  log.scrollTop = log.scrollHeight;
-}
-
-// --- Conversation
-
-async function* readEvents(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const blocks = (buffer + value).split("\n\n");
-    buffer = blocks.pop();
-    for (const block of blocks) {
-      const data = block.split("\n").find((line) => line.startsWith("data:"))?.slice(5).trim();
-      if (data && data !== "[DONE]") yield JSON.parse(data);
-    }
-  }
-}
-
-async function requestAnswer() {
-  const body = requestBody();
-  controller = new AbortController();
-  setBusy(true);
-  const answer = new Answer();
-  log.scrollTop = log.scrollHeight;
-  try {
-    const response = await fetch("v1/chat/completions", {
-      method: "POST",
-      headers: { ...headers(), "Content-Type": "application/json" },
-      body,
-      signal: controller.signal,
-    });
-    if (!response.ok) throw new Error(await errorMessage(response));
-    for await (const event of readEvents(response)) answer.addEvent(event);
-    answer.finish();
-  } catch (error) {
-    const stopped = error.name === "AbortError";
-    answer.finish(stopped ? "stopped" : "interrupted");
-    if (!answer.firstToken) answer.article.remove();
-    if (!stopped) showError(error.message);
-  } finally {
-    controller = null;
-    setBusy(false);
-  }
-}
-
-async function errorMessage(response) {
-  if (response.status === 401) {
-    switchView("settings");
-    fields.elements.key.focus();
-    return "This server requires an API key: enter it under Settings.";
-  }
-  const body = await response.json().catch(() => ({}));
-  return body.error?.message ?? `The server answered ${response.status}.`;
-}
-
-async function submit() {
-  const text = prompt.value.trim();
-  const canSend = text || (hasImages() && !pendingCalls.length); // a result of a tool is a text
-  if (!canSend || controller) return;
-  const call = pendingCalls.shift();
-  const images = call ? [] : takeImages();
-  const role = call ? "tool" : "user";
-  const article = addMessage(role, call ? `Result of ${call.function.name}` : "You");
-  article.append(...images.map(thumbnail), make("div", "text", text));
-  const content = contentOf(text, images);
-  messages.push(call ? { role, tool_call_id: call.id, content } : { role, content });
-  prompt.value = "";
-  fitPrompt();
-  if (!pendingCalls.length) {
-    const conversation = messages, before = messages.length;
-    try {
-      await requestAnswer();
-    } catch (error) { // the request is invalid, and was not sent
-      showError(error.message);
-    }
-    const unanswered = conversation === messages && messages.length === before;
-    if (unanswered && !call) { // the user can edit the message and send it again
-      messages.pop();
-      article.remove();
-      prompt.value ||= text;
-      setImages(images);
-      fitPrompt();
-    }
-  }
-  updatePlaceholder();
 }
 
 function setBusy(on) {
   send.textContent = on ? "Stop" : "Send";
   send.classList.toggle("stop", on);
-  $("announcement").textContent = on ? "Generating." : "The answer is complete.";
+  announce(on ? "Generating." : "The answer is complete.");
+}
+
+// --- Errors
+
+export function showError(error, parent = null) {
+  clearErrors();
+  const alert = make("div", "failed");
+  alert.setAttribute("role", "alert");
+  alert.append(make("p", "", error.message));
+  if (parent) alert.append(makeButton("Try again", () => generate(parent)));
+  $("problem").replaceChildren(alert);
+  log.scrollTop = log.scrollHeight; // the error takes room of the log
+  if (isNarrow() || !hasField(error.field)) return; // the field would hide the error
+  switchView("settings");
+  focusField(error.field);
+}
+
+function clearErrors() {
+  $("problem").replaceChildren();
+}
+
+// --- Messages
+
+async function submit() {
+  const text = prompt.value.trim();
+  const [call] = pendingCalls(conversation);
+  if (controller || (!text && (call || !hasFiles()))) return; // a result of a tool is a text
+  const files = call ? [] : takeFiles();
+  const fields = call ? { role: "tool", callId: call.id, callName: call.function.name, text } : { role: "user", text, files };
+  const node = addNode(conversation, pathOf(conversation).at(-1) ?? null, fields);
+  $("empty").hidden = true;
+  log.append(userView(node, actions));
+  log.scrollTop = log.scrollHeight;
+  prompt.value = "";
+  fitPrompt();
+  updatePlaceholder();
+  if (pendingCalls(conversation).length) await save(conversation);
+  else await generate(node);
 }
 
 function updatePlaceholder() {
-  const call = pendingCalls[0];
+  const [call] = pendingCalls(conversation);
   prompt.placeholder = call ? `Result of ${call.function.name}` : "Message";
 }
 
@@ -252,41 +225,53 @@ function fitPrompt() {
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
-function switchView(view) {
-  document.body.dataset.view = view;
-  for (const button of document.querySelectorAll("nav button"))
-    button.setAttribute("aria-pressed", String(button.dataset.view === view));
+/** Fills the list of models; `stored` is the one chosen last. */
+export async function loadModels(stored) {
+  const { data } = await requestJson("v1/models");
+  const before = $("model").value || stored;
+  $("model").replaceChildren(...data.map(({ id }) => {
+    const option = make("option", "", id);
+    option.value = id;
+    return option;
+  }));
+  if (data.some(({ id }) => id === before)) $("model").value = before;
 }
 
-$("message-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  if (controller) controller.abort();
-  else submit();
-});
-prompt.addEventListener("input", fitPrompt);
-prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  submit();
-});
-document.addEventListener("keydown", (event) => event.key === "Escape" && controller?.abort());
-fields.addEventListener("submit", (event) => event.preventDefault());
-$("clear").addEventListener("click", () => {
-  controller?.abort();
-  messages = [];
-  pendingCalls = [];
-  setImages([]);
-  log.replaceChildren($("empty"));
-  $("empty").hidden = false;
-  updatePlaceholder();
-  prompt.focus();
-});
-for (const button of document.querySelectorAll("#suggestions button"))
-  button.addEventListener("click", async () => {
-    const image = button.querySelector("img");
-    if (image) await addFiles([await (await fetch(image.src)).blob()]);
-    prompt.value = button.textContent;
+export function editLast() {
+  const node = pathOf(conversation).findLast(({ role }) => role === "user");
+  if (node && !controller) startEdit(node, $(`message-${node.id}`), actions);
+}
+
+export function regenerateLast() {
+  const node = pathOf(conversation).at(-1);
+  if (node?.role === "assistant") actions.regenerate(node);
+}
+
+export const stop = () => controller?.abort();
+
+export function connectChat() {
+  connectFiles((text) => showError(new Error(text)));
+  $("message-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (controller) stop();
+    else submit();
+  });
+  prompt.addEventListener("input", fitPrompt);
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowUp" && !prompt.value) {
+      event.preventDefault();
+      editLast();
+    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
     submit();
   });
-for (const button of document.querySelectorAll("nav button"))
-  button.addEventListener("click", () => switchView(button.dataset.view));
+  $("model").addEventListener("change", () => put("values", "model", $("model").value));
+  for (const button of document.querySelectorAll("#suggestions button"))
+    button.addEventListener("click", async () => {
+      const image = button.querySelector("img");
+      if (image) await addFiles([new File([await (await fetch(image.src)).blob()], "star.png", { type: "image/png" })]);
+      prompt.value = button.textContent;
+      submit();
+    });
+}

@@ -1,10 +1,10 @@
 // The engine view: polls the engine's state once a second while the page is visible.
 
-import { headers } from "./chat.js";
-import { enableImages } from "./images.js";
-import { formatNumber, formatWhole, make } from "./texts.js";
+import { headers } from "./api.js";
+import { enableImages } from "./attachments.js";
+import { $, formatNumber, formatWhole, make } from "./dom.js";
+import { setDefaults } from "./settings.js";
 
-const $ = (id) => document.getElementById(id);
 const HISTORY = 60, POLL_MS = 1000;
 const speeds = Array(HISTORY).fill(0);
 let previous = null;
@@ -18,32 +18,36 @@ function setText(id, text) {
 
 function setStatus(state, text) {
   $("status").dataset.state = state;
+  $("engine").classList.toggle("stale", state === "dead"); // its numbers are old
   setText("status", text);
 }
 
 async function poll() {
   const key = headers().Authorization ?? "";
-  if (key === rejectedKey) return;
+  if (key === rejectedKey) return false;
   try {
     const response = await fetch("playground/state", { headers: headers(), signal: AbortSignal.timeout(5000) });
     rejectedKey = response.status === 401 ? key : null;
-    if (rejectedKey !== null) setStatus("locked", "key required");
+    if (rejectedKey !== null) setStatus("locked", key ? "key refused" : "key required");
     else if (!response.ok) setStatus("dead", `answers ${response.status}`);
-    else render(await response.json());
+    else {
+      render(await response.json());
+      return true;
+    }
   } catch {
     setStatus("dead", "unreachable");
+    setText("facts", "The server does not answer: these numbers are its last ones.");
   }
+  return false;
 }
 
 function render(state) {
   const { health, requests, blocks, totals } = state;
   setStatus(health.status, health.status);
-  setText("model", state.model);
   enableImages(state.takes_images);
   setText("running", formatWhole(requests.running));
   setText("waiting", formatWhole(requests.waiting));
-  for (const [name, value] of Object.entries(state.defaults))
-    document.forms.fields.elements[name].placeholder = value ?? "default";
+  setDefaults(state.defaults);
   if (blocks) renderBlocks(blocks);
   if (totals) renderTotals(totals, state.time_s);
   renderEngines(state.engines);
@@ -126,9 +130,8 @@ function renderPlugins(plugins) {
   }));
 }
 
-async function run() {
-  if (!document.hidden) await poll();
-  setTimeout(run, POLL_MS);
+/** Polls the engine; `onAnswer` is called when the server has sent its state. */
+export async function watchEngine(onAnswer) {
+  if (!document.hidden && (await poll())) onAnswer();
+  setTimeout(() => watchEngine(onAnswer), POLL_MS);
 }
-
-run();
