@@ -83,10 +83,12 @@ class MetricSinks:
         self._call(METHODS[type(stats)], stats)
 
     def _call(self, name: str, argument: Any) -> None:
-        if name not in self._methods:  # looked up once: a step takes microseconds
-            found = [entry for entry in self.entries if hasattr(entry.sink, name)]
-            self._methods[name] = [(entry, getattr(entry.sink, name)) for entry in found]
-        for entry, method in self._methods[name]:
+        methods = self._methods.get(name)
+        if methods is None:  # once: a step takes microseconds
+            having = [each for each in self.entries if hasattr(each.sink, name)]
+            methods = [(each, getattr(each.sink, name)) for each in having]
+            self._methods[name] = methods
+        for entry, method in methods:
             if entry.quarantined:
                 continue
             try:

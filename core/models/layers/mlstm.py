@@ -94,8 +94,9 @@ class MLstm(nn.Module):
         chunks = []
         for at in range(0, run.length, CHUNK):
             here = slice(at, at + CHUNK)
-            parts = (query, key, value, input_gate, forget_gate)
-            out, states = self._chunk(*(part[:, :, here] for part in parts), states)
+            gates_here = (input_gate[:, :, here], forget_gate[:, :, here])
+            inputs = (query[:, :, here], key[:, :, here], value[:, :, here])
+            out, states = self._chunk(inputs, gates_here, states)
             chunks.append(out)
         for part, last in zip(self.cache, states, strict=True):
             run.store(part, last)
@@ -103,17 +104,17 @@ class MLstm(nn.Module):
 
     def _chunk(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        input_gate: torch.Tensor,
-        forget_gate: torch.Tensor,
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        gates: tuple[torch.Tensor, torch.Tensor],
         states: list[torch.Tensor],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the outputs [n, heads, length, value_size] of some tokens and the states after.
 
-        The gates [n, heads, length] are logarithms.
+        `inputs`: query, key, value. `gates`: logarithms [n, heads, length] of input and forget
+        gate.
         """
+        query, key, value = inputs
+        input_gate, forget_gate = gates
         state, scale = states
         length = query.shape[2]
         since_start = forget_gate.cumsum(-1)

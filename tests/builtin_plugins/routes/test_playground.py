@@ -1,4 +1,4 @@
-"""The playground: where it is served, its files, and its data. `test_playground_page.py` uses it."""
+"""The playground: where it is served, its files and its data."""
 
 from __future__ import annotations
 
