@@ -110,7 +110,7 @@ class Admission:
         own: Collection[str] = (),
         hints: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Return the keywords of a call that extensions read; see `KnownNames.select_known`."""
+        """Return the keywords that extensions read; see `KnownNames.select_known`."""
         what = "is no keyword of this call, and no plugin reads it"
         return self._keywords.select_known(keywords, own, what, hints)
 
@@ -187,7 +187,7 @@ class Admission:
         ]
 
     def _prepare_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the parameters after the checks and changes of processors and extensions."""
+        """Return the parameters after all checks and changes."""
         for name in unsupported_params(sampling, self._serving):
             raise InvalidRequest(
                 name,

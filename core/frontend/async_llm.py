@@ -113,8 +113,8 @@ class AsyncLLM(ServedEngine):
         self._frontend, self._client = connect(config, registry, listener, meanwhile)
         self._set_attributes(self._frontend)
         cores = registry.shared("usable_cores", os.cpu_count) or 1
-        limit = self.max_model_len
-        self._reader = PromptReader(self._frontend.renderer, limit, cores)
+        renderer = self._frontend.renderer
+        self._reader = PromptReader(renderer, self.max_model_len, cores)
         self._admission = AsyncAdmission(
             self._frontend.admission, self.config.service.request_timeout
         )

@@ -1,4 +1,4 @@
-"""Request metrics, and the sinks that receive them.
+"""Request metrics, and their sinks.
 
 A sink that keeps failing is quarantined; it never stops the engine.
 """
@@ -6,7 +6,7 @@ A sink that keeps failing is quarantined; it never stops the engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,16 +70,15 @@ class MetricSinks:
     """All metric sinks of an engine."""
 
     entries: list[SinkHealth] = field(default_factory=list)
-    _methods: dict[str, list[tuple[SinkHealth, Callable[[Any], None]]]] = field(
-        default_factory=dict, repr=False
-    )
+    _methods: dict[str, list[Any]] = field(default_factory=dict)
+    """Sinks and methods, by its name."""
 
     def ready(self, config: EngineConfig) -> None:
-        """Pass the resolved configuration to the sinks that take it."""
+        """Pass on the resolved configuration."""
         self._call("ready", config)
 
     def record(self, stats: StepStats | TokenStats | RequestStats | HttpStats | CallStats) -> None:
-        """Pass statistics to every healthy sink that has a method for them."""
+        """Pass statistics to the healthy sinks that take them."""
         self._call(METHODS[type(stats)], stats)
 
     def _call(self, name: str, argument: Any) -> None:

@@ -66,8 +66,7 @@ class PromptReader:
     def __init__(self, renderer: Renderer, max_tokens: int, num_cores: int) -> None:
         self._renderer = renderer
         self._max_tokens = max_tokens
-        num = max(2, min(8, num_cores // 2))
-        self.num_threads = num
+        self.num_threads = num = max(2, min(8, num_cores // 2))
         """Threads for templates, and as many for long
         texts, which are slower.
         """
