@@ -1,10 +1,11 @@
 """DeepSeek and its variants: latent attention (MLA), grouped experts and a shared expert."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from core.api import Entry, ModelError, hookimpl
-from core.model_spec.attention import LatentAttentionSpec, Temperature
+from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, Temperature
 from core.model_spec.decoder import DecoderSpec, mtp_layer
 from core.model_spec.facts import ModelFacts, latent_attention
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
@@ -19,18 +20,16 @@ def engine_models() -> list[Entry]:
     return [
         Entry("DeepseekV2ForCausalLM", f"{HERE}:v2", "DeepSeek V2 and V2.5"),
         Entry("DeepseekV3ForCausalLM", f"{HERE}:v3", "DeepSeek V3, R1 and Kimi K2"),
-        Entry(
-            "DeepseekV32ForCausalLM",
-            f"{HERE}:v32",
-            "DeepSeek V3.2, for contexts of up to index_topk tokens",
-        ),
+        Entry("DeepseekV32ForCausalLM", f"{HERE}:v32", "DeepSeek V3.2: sparse attention"),
         Entry("AXK1ForCausalLM", f"{HERE}:axk1", "A.X K1"),
-        Entry("Glm4MoeLiteForCausalLM", f"{HERE}:glm4_moe_lite", "GLM 4.7 Flash"),
+        Entry("AXK2ForCausalLM", f"{HERE}:axk2", "A.X K2: sparse attention"),
         Entry(
-            "GlmMoeDsaForCausalLM",
-            f"{HERE}:glm_moe_dsa",
-            "GLM 5, for contexts of up to index_topk tokens",
+            "Dots3NoteForCausalLM",
+            "builtin_plugins.models.dots3_note:spec",
+            "Dots 3 Note's text model: sparse attention, windows",
         ),
+        Entry("Glm4MoeLiteForCausalLM", f"{HERE}:glm4_moe_lite", "GLM 4.7 Flash"),
+        Entry("GlmMoeDsaForCausalLM", f"{HERE}:glm_moe_dsa", "GLM 5: sparse attention"),
         Entry("Mistral4ForCausalLM", f"{HERE}:mistral4", "Mistral Small 4"),
     ]
 
@@ -46,32 +45,37 @@ def v2(hf_config: object) -> DecoderSpec:
             f"topk_method in config.json is {method!r:.100}; greedy and group_limited_greedy are "
             "known."
         )
-    experts = _experts(
+    experts = latent_experts(
         facts, score="softmax", correction_bias=False, renormalize=False, group_top_k=1
     )
     if method == "greedy":
         experts = replace(experts, groups=1, topk_groups=1)
-    return _decoder(facts, latent_attention(facts), experts, dense=0)
+    return latent_decoder(facts, latent_attention(facts), experts, dense=0)
 
 
 def v3(hf_config: object) -> DecoderSpec:
     """Return the facts of a DeepSeek V3 config."""
     facts = ModelFacts(hf_config)
-    return _decoder(facts, _attention(facts), _experts(facts, groups=(8, 4)), dense=3)
+    return latent_decoder(facts, _attention(facts), latent_experts(facts, groups=(8, 4)), dense=3)
 
 
 def v32(hf_config: object) -> DecoderSpec:
     """Return the facts of a DeepSeek V3.2 config."""
     facts = ModelFacts(hf_config)
-    spec = _decoder(facts, latent_attention(facts), _experts(facts, groups=(8, 4)), dense=3)
-    return _without_indexer(facts, spec)
+    indexer = indexer_spec(facts, heads=64, interleaved=False)
+    spec = latent_decoder(
+        facts, latent_attention(facts), latent_experts(facts, groups=(8, 4)), dense=3
+    )
+    return with_indexers(spec, [indexer] * len(spec.layers))
 
 
 def axk1(hf_config: object) -> DecoderSpec:
     """Return the facts of an A.X K1 config: the experts' output is normalised."""
     facts = ModelFacts(hf_config)
     every = facts.count("moe_layer_freq", 1)
-    spec = _decoder(facts, _attention(facts), _experts(facts, groups=(8, 4)), dense=1, every=every)
+    spec = latent_decoder(
+        facts, _attention(facts), latent_experts(facts, groups=(8, 4)), dense=1, every=every
+    )
     layers = tuple(
         replace(layer, mlp_out=layer.mlp_in) if isinstance(layer.mlp, MoeSpec) else layer
         for layer in spec.layers
@@ -79,18 +83,46 @@ def axk1(hf_config: object) -> DecoderSpec:
     return replace(spec, layers=layers, names=replace(spec.names, mlp_out="post_mlp_layernorm"))
 
 
+def axk2(hf_config: object) -> DecoderSpec:
+    """Return the facts of an A.X K2 config: gated norms, and a gate in the query projection."""
+    facts = ModelFacts(hf_config)
+    every = facts.count("moe_layer_freq", 1)
+    attention = latent_attention(facts, query_gate=True)
+    experts = latent_experts(facts, outside_score=0.0)
+    spec = latent_decoder(facts, attention, experts, dense=1, every=every)
+    gated = facts.norm(gate_rank=facts.count("gated_norm_rank", 16))
+    layers = tuple(
+        replace(
+            layer,
+            attention_in=gated,
+            mlp_in=gated if isinstance(layer.mlp, MoeSpec) else layer.mlp_in,
+        )
+        for layer in spec.layers
+    )
+    indexer = indexer_spec(facts, heads=16, interleaved=False)
+    return with_indexers(replace(spec, layers=layers, mtp=None), [indexer] * len(layers))
+
+
 def glm4_moe_lite(hf_config: object) -> DecoderSpec:
     """Return the facts of a GLM 4.7 Flash config; dense layers are in `mlp_layer_types` only."""
     facts = ModelFacts(hf_config)
-    return _decoder(facts, _attention(facts), _experts(facts), dense=1, dense_name="", eps=1e-5)
+    return latent_decoder(
+        facts, _attention(facts), latent_experts(facts), dense=1, dense_name="", eps=1e-5
+    )
 
 
 def glm_moe_dsa(hf_config: object) -> DecoderSpec:
-    """Return the facts of a GLM 5 config."""
+    """Return the facts of a GLM 5 config: some layers attend to what an earlier one selected."""
     facts = ModelFacts(hf_config)
-    return _without_indexer(
-        facts, _decoder(facts, latent_attention(facts), _experts(facts), dense=3, eps=1e-5)
-    )
+    indexer = indexer_spec(facts, heads=32, interleaved=True)
+    spec = latent_decoder(facts, latent_attention(facts), latent_experts(facts), dense=3, eps=1e-5)
+    indexers: list[IndexerSpec] = []
+    source = 0
+    for index, kind in enumerate(_indexer_types(facts, len(spec.layers))):
+        source = index if kind == "full" else source
+        own = None if kind == "full" else source
+        indexers.append(replace(indexer, source_layer=own))
+    return with_indexers(spec, indexers)
 
 
 def mistral4(hf_config: object) -> DecoderSpec:
@@ -103,8 +135,10 @@ def mistral4(hf_config: object) -> DecoderSpec:
     growth = Temperature(
         given.number("llama_4_scaling_beta"), given.count("original_max_position_embeddings")
     )
-    experts = _experts(facts, score="softmax", correction_bias=False, router_fp32=False)
-    return _decoder(facts, latent_attention(facts, rope=rope, temperature=growth), experts, dense=0)
+    experts = latent_experts(facts, score="softmax", correction_bias=False, router_fp32=False)
+    return latent_decoder(
+        facts, latent_attention(facts, rope=rope, temperature=growth), experts, dense=0
+    )
 
 
 def _attention(facts: ModelFacts) -> LatentAttentionSpec:
@@ -115,7 +149,9 @@ def _attention(facts: ModelFacts) -> LatentAttentionSpec:
     return latent_attention(facts, rope=rope)
 
 
-def _experts(facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: Any) -> MoeSpec:
+def latent_experts(
+    facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: Any
+) -> MoeSpec:
     """Return the experts of a config, changed by `changes`; `groups` is the default."""
     width = facts.count("moe_intermediate_size")
     found: dict[str, Any] = {
@@ -137,7 +173,7 @@ def _experts(facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: 
     return MoeSpec(**{**found, **changes})
 
 
-def _decoder(
+def latent_decoder(
     facts: ModelFacts,
     attention: LatentAttentionSpec,
     experts: MoeSpec,
@@ -178,10 +214,41 @@ def _decoder(
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
 
 
-def _without_indexer(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:
-    """Return the decoder for contexts so short that each layer's indexer selects every token."""
-    names = replace(spec.names, ignored=(*spec.names.ignored, "*.self_attn.indexer.*"))
-    limit = "index_topk: with more, its layers choose among them, which is not computed here"
-    return replace(
-        spec, context_limit=facts.count("index_topk", 2048), limited_by=limit, names=names
+def indexer_spec(facts: ModelFacts, *, heads: int, interleaved: bool) -> IndexerSpec:
+    """Return the indexer of a config; `heads` is the default."""
+    return IndexerSpec(
+        top_k=facts.count("index_topk", 2048),
+        heads=facts.count("index_n_heads", heads),
+        size=facts.count("index_head_dim", 128),
+        interleaved=interleaved,
     )
+
+
+def _indexer_types(facts: ModelFacts, num_layers: int) -> Sequence[str]:
+    """Return "full" for each layer with an indexer, "shared" for the others."""
+    kinds = facts.get("indexer_types") or facts.get("index_topk_pattern")
+    if kinds is None:
+        every = facts.count("index_topk_freq", 1)
+        offset = facts.count("index_skip_topk_offset", 2, least=0)
+        kinds = [
+            "full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(num_layers)
+        ]
+    kinds = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in kinds]
+    if len(kinds) != num_layers or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
+        raise ModelError(
+            f"indexer_types in config.json: got {kinds!r:.100}; expected full or shared for each "
+            f"of {num_layers} layers, full for the first. Restore the model's own config.json."
+        )
+    return kinds
+
+
+def with_indexers(spec: DecoderSpec, indexers: Sequence[IndexerSpec | None]) -> DecoderSpec:
+    """Return the decoder with its layers' indexers; its MTP layer attends to all tokens."""
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, indexer=indexer))  # type: ignore[type-var]
+        for layer, indexer in zip(spec.layers, indexers, strict=True)
+    )
+    mtp = spec.mtp
+    if mtp is not None:
+        mtp = replace(mtp, ignored=(*mtp.ignored, f"{mtp.stored}.self_attn.indexer.*"))
+    return replace(spec, layers=layers, mtp=mtp)

@@ -13,7 +13,15 @@ from builtin_plugins.speculators.contract import TokenTree
 from builtin_plugins.speculators.tree_slots import PlacedTree, Query, TreeSlots, View, Write
 from core.api import ConfigError
 from core.api.models import AttentionInputs
-from core.model_spec.kv import FullAttention, LatentKeys, LayerKV, SlidingWindow
+from core.model_spec.kv import (
+    FullAttention,
+    IndexKeys,
+    LatentKeys,
+    LayerKV,
+    SlidingLatents,
+    SlidingWindow,
+)
+from core.models.layers.state import prepare
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.contract import DraftRow
@@ -38,8 +46,10 @@ def draft_layers(layers: Sequence[LayerKV], source: str) -> list[LayerKV]:
 
 def _spec_of(layer: LayerKV, source: str) -> FullAttention:
     spec = layer.spec
-    if type(spec) in (FullAttention, LatentKeys):
+    if type(spec) in (FullAttention, LatentKeys, IndexKeys):
         return spec  # type: ignore[return-value]
+    if type(spec) is SlidingLatents:
+        return LatentKeys(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
     if type(spec) is SlidingWindow:
         return FullAttention(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
     raise ConfigError(
@@ -104,7 +114,8 @@ class DraftKVLayers:
             block_table = table.take(self._to_device(row[:, None] * width + columns))
             block_index = self._to_device(sequence * num_blocks + positions // size)
             blocks = block_table.take(block_index).long()
-            prepared[group] = self._backend.prepare(
+            prepared[group] = prepare(
+                self._backend,
                 AttentionInputs(
                     query_starts=query_starts,
                     kv_lens=kv_lens,
@@ -115,7 +126,7 @@ class DraftKVLayers:
                     starts=starts_on_device,
                     counts=counts_on_device,
                     lengths=lengths_on_device,
-                )
+                ),
             )
         return [prepared[group] for group in self._group_of_layer]
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from core.api.models import AttentionInputs
+from core.models.layers.state import prepare
 
 Ints = npt.NDArray[np.int64]
 
@@ -193,7 +194,8 @@ class TreeSlots:
         positions = on_device(position)
         blocks = tables[on_device(write_view), positions // size].long()
         slots = blocks * size + positions % size
-        return self._backend.prepare(
+        return prepare(
+            self._backend,
             AttentionInputs(
                 query_starts=[0, *np.cumsum(count).tolist()],
                 kv_lens=lengths.tolist(),
@@ -205,5 +207,5 @@ class TreeSlots:
                 counts=on_device(count),
                 lengths=on_device(lengths),
                 slot_tokens=on_device(token),
-            )
+            ),
         )

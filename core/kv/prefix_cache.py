@@ -14,7 +14,7 @@ from core.kv.lease import NEVER, NO_HIT, Hit, Lease
 from core.kv.pool import BlockPool, KeyRemoved
 from core.kv.prefix import Tokens, chain_root, extend_chain, span_extra_keys
 from core.kv.windows import first_visible_position
-from core.model_spec.kv import CrossAttention, FullAttention, KVLayout, LatentKeys
+from core.model_spec.kv import CrossAttention, FullAttention, IndexKeys, KVLayout, LatentKeys
 from core.step import Span
 
 Domains = Sequence[tuple[str, bytes]]
@@ -53,7 +53,7 @@ class PrefixCache:
         self._pool_of: Final = tuple(self.pools[g.pool] for g in groups)
         self._sizes: Final = tuple(g.block_size for g in groups)
         self._align: Final = math.lcm(*self._sizes)
-        whole_context = (FullAttention, LatentKeys, CrossAttention)
+        whole_context = (FullAttention, LatentKeys, IndexKeys, CrossAttention)
         local = (i for i, g in enumerate(groups) if type(g.spec) not in whole_context)
         self._local: Final = tuple(local)
         """Groups with a moving window: they free blocks while a

@@ -131,6 +131,32 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """Lightning indexer of DeepSeek sparse attention: selects the tokens that a query attends to.
+
+    A token's score is the weighted sum, over index heads, of relu(query @ key). Queries come from
+    the query latent; keys and weights from the layer's input. The key has one head.
+    """
+
+    top_k: int
+    """Tokens selected per query (index_topk); queries that see no more attend to all."""
+    heads: int
+    size: int
+    """Size of queries and keys; the leading part has the RoPE of the layer's shared key."""
+    interleaved: bool
+    """Whether the pairs of its RoPE are interleaved."""
+    source_layer: int | None = None
+    """Index of the earlier layer that selects for this one; None: it selects for itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "heads", "size"):
+            if getattr(self, name) < 1:
+                raise ModelError(
+                    f"{name} of the indexer: got {getattr(self, name)}; expected at least 1."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec:
     """Multi-head latent attention (MLA) of one layer over a cache of latents.
 
@@ -150,18 +176,30 @@ class LatentAttentionSpec:
     rope: RopeSpec | None
     """Rotary embedding of the shared key; None: none."""
     norm: NormSpec
-    """Norm of the KV latent and of the query latent, each with its own weights."""
+    """Norm of latents and of the shared key, each with its own weights."""
     scale: float
     """Softmax scale."""
     query_rank: int | None = None
     """Size of the query latent (q_lora_rank); None: queries are projected from the input."""
+    query_scale: float = 1.0
+    """Factor on the normalised query latent."""
     latent_scale: float = 1.0
     """Factor on the normalised KV latent."""
+    shared_norm: bool = False
+    """Whether the shared key is normalised, before RoPE."""
+    window: int | None = None
+    """Sliding window in tokens, including the current one."""
     temperature: Temperature | None = None
     bias: bool = False
     """Whether the latent and output projections have a bias."""
     gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a projection of the input."""
+    query_gate: bool = False
+    """Whether the query projection also reads the query latent before its norm, and has a gate
+    after each head's query. The gate's sigmoid multiplies the head's output.
+    """
+    indexer: IndexerSpec | None = None
+    """Selection of the tokens to attend to; None: all earlier ones."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "key_size", "shared_size", "value_size", "rank"):
@@ -174,6 +212,23 @@ class LatentAttentionSpec:
                 f"rotary size {self.rope.size} is not qk_rope_head_dim {self.shared_size}; check "
                 "partial_rotary_factor."
             )
+        if (self.indexer is not None or self.query_gate) and self.query_rank is None:
+            raise ModelError(
+                "q_lora_rank: got null; expected the size of the query latent, which the indexer "
+                "or the gate reads. Restore the model's own config.json."
+            )
+        if self.indexer is not None and self.window is not None:
+            raise ModelError("an indexer selects among all earlier tokens; it has no window.")
+        if self.indexer is not None and self.indexer.size < self.shared_size:
+            raise ModelError(
+                f"index_head_dim: got {self.indexer.size}; expected at least qk_rope_head_dim "
+                f"{self.shared_size}. Restore the model's own config.json."
+            )
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a query attends to a selection of tokens."""
+        return self.indexer is not None
 
     @property
     def head_size(self) -> int:
@@ -192,6 +247,9 @@ class NormSpec:
     bias: bool = False
     weight: bool = True
     """Whether the checkpoint stores a weight; False: the weight is 1."""
+    gate_rank: int = 0
+    """Rank of a gate that is computed from the result; its sigmoid multiplies the result. 0: none.
+    """
 
 
 @dataclass(frozen=True, slots=True)

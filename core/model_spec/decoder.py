@@ -159,6 +159,11 @@ class DecoderSpec:
         """Whether layers read the token embedding in addition to the residual stream."""
         return any(layer.shared is not None for layer in self.layers)
 
+    def selects_tokens(self, layer: LayerSpec) -> bool:
+        """Return whether a layer's indexer is needed; not in contexts of up to `top_k` tokens."""
+        indexer = getattr(layer.attention, "indexer", None)
+        return indexer is not None and self.max_positions > indexer.top_k
+
     def check_split(self, tensor: int, pipeline: int) -> None:
         """Raise `ConfigError` when the layers cannot be split over `tensor` ranks and `pipeline`
         stages.
@@ -171,6 +176,7 @@ class DecoderSpec:
             )
         tied = any(
             layer.kv_source_layer is not None
+            or layer.index_source_layer is not None
             or layer.delayed_moe is not None
             or layer.blend is not None
             for layer in self.layers

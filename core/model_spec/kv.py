@@ -61,6 +61,20 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
 class LatentKeys(FullAttention, frozen=True, tag="latent"):
     """Latents of every earlier token (MLA): the value is the beginning of the key."""
 
+    top_k: int = 0
+    """Tokens that a query attends to, selected by an indexer; 0: all."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors cached per head and token: one."""
+        return 1
+
+
+class IndexKeys(FullAttention, frozen=True, tag="index", kw_only=True):
+    """Keys of an indexer, of every earlier token, as plain rows."""
+
+    top_k: int
+
     @property
     def vectors(self) -> int:
         """Vectors cached per head and token: one."""
@@ -71,6 +85,15 @@ class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
     """Keys and values of the last `window` tokens, including the current one."""
 
     window: int
+
+
+class SlidingLatents(SlidingWindow, frozen=True, tag="sliding_latent", kw_only=True):
+    """Latents of the last `window` tokens, including the current one."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors cached per head and token: one."""
+        return 1
 
 
 class ChunkedLocal(FullAttention, frozen=True, tag="chunked", kw_only=True):
@@ -113,7 +136,15 @@ class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):
         return sum(self.part_bytes)
 
 
-KVSpec = FullAttention | LatentKeys | SlidingWindow | ChunkedLocal | CrossAttention
+KVSpec = (
+    FullAttention
+    | LatentKeys
+    | IndexKeys
+    | SlidingWindow
+    | SlidingLatents
+    | ChunkedLocal
+    | CrossAttention
+)
 """Cache spec of an attention layer: one or two vectors of every visible token."""
 CacheSpec = KVSpec | RecurrentState
 

@@ -5,6 +5,7 @@ Knows no torch, no file, no model by name. A new kind of layer is a new spec typ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -57,6 +58,8 @@ class MoeSpec:
     topk_groups: int = 1
     group_top_k: int = 2
     """Number of best scores summed to rank a group."""
+    outside_score: float = -math.inf
+    """Score for the choice of experts outside of the best groups."""
     zero_experts: int = 0
     """Number of additional identity experts, which return their input."""
     router_fp32: bool = False
@@ -222,6 +225,12 @@ class LayerSpec:
     def kv_source_layer(self) -> int | None:
         """Index of the earlier layer that owns this layer's keys and values; None: its own."""
         return self.attention.kv_source_layer if isinstance(self.attention, AttentionSpec) else None
+
+    @property
+    def index_source_layer(self) -> int | None:
+        """Index of the earlier layer that selects the tokens; None: this one does, or none."""
+        indexer = getattr(self.attention, "indexer", None)
+        return None if indexer is None else indexer.source_layer
 
 
 def check_activation(name: str) -> None:

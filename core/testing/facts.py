@@ -33,6 +33,7 @@ OF_ATTENTION: Final[Mapping[str, str]] = MappingProxyType(
         "sinks": "true if a layer has attention sinks",
         "distance_bias": "true if a layer has a relative bias",
         "latent": "true if a layer caches latents (MLA)",
+        "sparse": "true if a layer attends to tokens that an indexer selects",
         "kv_dtype": "`--kv-cache-dtype`; `auto`: the model's dtype",
         "cross": "true if a layer has cross-attention",
     }

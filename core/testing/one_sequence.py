@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.contracts.attention import ForwardBatch
+from core.contracts.attention import AttentionInputs, ForwardBatch
 from core.contracts.models import BuildContext
 from core.model_spec.attention_params import AttentionParams
-from core.model_spec.kv import CacheSpec, RecurrentState
+from core.model_spec.kv import CacheSpec, IndexKeys, RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.linear import PlainWeights
-from core.models.layers.state import LayerCache, StatePlan, plan_states
+from core.models.layers.state import LayerCache, plan_states, prepare
 from core.models.ops.table import reference_ops
 
 
@@ -38,8 +38,8 @@ class OneSequenceAttention:
         return (spec.vectors, num_blocks * block_size, spec.kv_heads, spec.head_size)
 
     def prepare(self, inputs: Any) -> Any:
-        """Return the first position of the step."""
-        return inputs.kv_lens[0] - inputs.query_starts[1]
+        """Return the first position of the step; a position is its own slot."""
+        return int(inputs.slots[0])
 
     def attend(
         self,
@@ -51,7 +51,7 @@ class OneSequenceAttention:
         plan: int,
     ) -> torch.Tensor:
         """Write key and value, return attention; every score is computed."""
-        end = plan + query.shape[0]
+        end = plan + key.shape[0]
         cache[0, plan:end] = key
         if params.value_size is None:
             cache[1, plan:end] = value
@@ -61,9 +61,9 @@ class OneSequenceAttention:
         scores = torch.einsum("qhd,khd->hqk", query, keys) * params.scale
         if params.softcap is not None:
             scores = torch.tanh(scores / params.softcap) * params.softcap
-        at = torch.arange(plan, end)[:, None]
+        at = torch.arange(plan, plan + query.shape[0])[:, None]
         seen = torch.arange(end)[None]
-        hidden = seen > at
+        hidden = (seen > at) & params.causal
         if params.window is not None:
             hidden |= at - seen >= params.window
         if params.chunk is not None:
@@ -79,6 +79,13 @@ class OneSequenceAttention:
             scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
         weights = scores.softmax(-1)[..., :end].to(values.dtype)
         return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def read_kv(
+        self, params: AttentionParams, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return keys and values [n, vectors, kv_heads, head_size] of slots, in `dtype`."""
+        del params
+        return cache[:, slots].transpose(0, 1).to(dtype)
 
 
 def plain_context(
@@ -149,14 +156,20 @@ def _empty_cache(spec: CacheSpec, length: int) -> LayerCache:
         return tuple(
             torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts
         )
+    if isinstance(spec, IndexKeys):
+        return torch.zeros(1, length, spec.head_size, dtype=getattr(torch, spec.dtype))
     return torch.zeros(
         spec.vectors, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype)
     )
 
 
-def _plan(spec: CacheSpec, start: int, count: int) -> int | StatePlan:
+def _plan(spec: CacheSpec, start: int, count: int) -> Any:
     if isinstance(spec, RecurrentState):  # its state is always in block 1
         return plan_states(
             np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count
         )
-    return start
+    end = start + count
+    block = torch.zeros(1, 1, dtype=torch.int32)  # one block holds the sequence
+    slots = torch.arange(start, end)
+    inputs = AttentionInputs([0, count], [end], block, slots, 1 << 30, spec)
+    return prepare(OneSequenceAttention(), inputs)

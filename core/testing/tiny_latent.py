@@ -28,7 +28,8 @@ _LATENT: Final = {
 }
 _MIXED: Final = {**_LATENT, **ROUTED, "first_k_dense_replace": 1}
 _PLAIN: Final = {"rope_type": "default", "rope_theta": 10000.0}
-_INDEXED: Final = {**_MIXED, "index_topk": 192, "index_head_dim": 16, "index_n_heads": 2}
+# With few index heads, many scores are 0, and implementations choose differently among equal ones.
+_INDEXED: Final = {**_MIXED, "index_topk": 20, "index_head_dim": 16, "index_n_heads": 11}
 
 LATENT: Final[Mapping[str, Tiny]] = {
     "DeepseekV2ForCausalLM": (
@@ -38,6 +39,24 @@ LATENT: Final[Mapping[str, Tiny]] = {
     "DeepseekV3ForCausalLM": ("DeepseekV3Config", {**_MIXED}),
     "DeepseekV32ForCausalLM": ("DeepseekV32Config", {**_INDEXED}),
     "AXK1ForCausalLM": ("AXK1Config", {**_MIXED, "moe_layer_freq": 2}),
+    "AXK2ForCausalLM": ("AXK2Config", {**_INDEXED, "gated_norm_rank": 12}),
+    "Dots3NoteForCausalLM": (
+        "Dots3NoteTextConfig",
+        {
+            **{key: value for key, value in _INDEXED.items() if key != "rope_parameters"},
+            "head_dim": 24,
+            "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+            "sliding_window": 24,
+            "shared_experts_intermediate_size": 40,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 2,
+            "swa_q_lora_rank": 32,
+            "swa_kv_lora_rank": 28,
+            "swa_head_dim": 20,
+            "swa_qk_nope_head_dim": 8,
+            "swa_v_head_dim": 16,
+        },
+    ),
     "Glm4MoeLiteForCausalLM": (
         "Glm4MoeLiteConfig",
         {**_MIXED, "rope_interleave": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},

@@ -78,7 +78,7 @@ class PagedAttention:
         """Write keys and values, then compute attention for all tokens."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-            read = partial(_read, params, cache, dtype=query.dtype)
+            read = partial(self.read_kv, params, cache, dtype=query.dtype)
             return attend_spans(params, query, plan, read, out)
         sinks = params.sinks
         dtype = query.dtype if cache.dtype in CACHE_FORMATS else cache.dtype
@@ -100,24 +100,28 @@ class PagedAttention:
         )
         return out.to(query.dtype)
 
-
-def _read(
-    params: AttentionParams, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return keys and values [n, vectors, kv_heads, head_size] of slots."""
-    block_size, row_size = cache.shape[3:]
-    blocks = slots // block_size
-    at = slots % block_size
-    if cache.dtype in DTYPE_MAX or block_size % LANES or row_size % LANES:
-        rows = as_bytes(cache)[blocks, :, :, at]  # [n, kv_heads, vectors, row_size]
-        return dequantize_kv(params, rows.transpose(1, 2), cache, dtype)
-    # The unit layout: keys in tiles of sixteen, values in rows of units.
-    unit = 2 if cache.dtype is torch.bfloat16 else 1
-    flat = cache.flatten(3)
-    shape = (block_size // LANES, row_size // unit, LANES, unit)
-    tiles = flat[:, :, 0].view(*cache.shape[:2], *shape)
-    vectors = [tiles[blocks, :, at // LANES, :, at % LANES].flatten(2)]
-    if cache.shape[2] > 1:
+    def read_kv(
+        self,
+        params: AttentionParams,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return keys and values [n, vectors, kv_heads, head_size] of slots [n], in `dtype`."""
+        block_size, row_size = cache.shape[3:]
+        blocks = slots // block_size
+        at = slots % block_size
+        if cache.dtype in DTYPE_MAX or block_size % LANES or row_size % LANES:
+            rows = as_bytes(cache)[blocks, :, :, at]  # [n, kv_heads, vectors, row_size]
+            return dequantize_kv(params, rows.transpose(1, 2), cache, dtype)
+        # The unit layout: keys in tiles of sixteen, values in rows of units.
+        unit = 2 if cache.dtype is torch.bfloat16 else 1
+        flat = cache.flatten(3)
+        words = flat[:, :, 0].view(torch.int32 if unit == 2 else cache.dtype)
+        tiles = words.view(*cache.shape[:2], block_size // LANES, row_size // unit, LANES)
+        keys = tiles[blocks, :, at // LANES, :, at % LANES].view(cache.dtype)
+        if cache.shape[2] == 1:
+            return keys[:, None].to(dtype)
         units = flat[:, :, 1].view(*cache.shape[:2], block_size // unit, row_size, unit)
-        vectors.append(units[blocks, :, at // unit, :, at % unit])
-    return torch.stack(vectors, dim=1).to(dtype)
+        values = units[blocks, :, at // unit, :, at % unit]
+        return torch.stack((keys, values), dim=1).to(dtype)

@@ -53,7 +53,7 @@ class ReferenceAttention:
         """Write keys and values, then compute attention of each sequence."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-            read_kv = partial(_read, params, cache, dtype=query.dtype)
+            read_kv = partial(self.read_kv, params, cache, dtype=query.dtype)
             return attend_spans(params, query, plan, read_kv, out)
         blocks = plan.slots // plan.block_size
         offsets = plan.slots % plan.block_size
@@ -89,11 +89,14 @@ class ReferenceAttention:
             )
         return out
 
-
-def _read(
-    params: AttentionParams, cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return keys and values [n, vectors, kv_heads, head_size] of slots."""
-    block_size = cache.shape[2]
-    rows = as_bytes(cache)[slots // block_size, :, slots % block_size]
-    return dequantize_kv(params, rows, cache, dtype)
+    def read_kv(
+        self,
+        params: AttentionParams,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return keys and values [n, vectors, kv_heads, head_size] of slots [n], in `dtype`."""
+        block_size = cache.shape[2]
+        rows = as_bytes(cache)[slots // block_size, :, slots % block_size]
+        return dequantize_kv(params, rows, cache, dtype)

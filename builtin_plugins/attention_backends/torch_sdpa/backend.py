@@ -70,7 +70,7 @@ class TorchAttention:
         """Write keys and values, then compute decode buckets and prefill pieces."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-            read = partial(_read, params, cache.flatten(0, 1), dtype=query.dtype)
+            read = partial(self.read_kv, params, cache, dtype=query.dtype)
             return attend_spans(params, query, plan, read, out)
         flat = cache.flatten(0, 1)  # [num_slots, vectors, kv_heads, row_size]
         own = key[:, None] if params.value_size is not None else torch.stack((key, value), dim=1)
@@ -94,6 +94,16 @@ class TorchAttention:
         for piece in pieces:
             _prefill(params, query, key, value, flat, piece, out)
         return out[..., : params.value_size]
+
+    def read_kv(
+        self,
+        params: AttentionParams,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return keys and values [n, vectors, kv_heads, head_size] of slots [n], in `dtype`."""
+        return _read(params, cache.flatten(0, 1), slots, dtype)
 
 
 def _read(

@@ -17,7 +17,12 @@ def engine_attention_backends() -> list[Entry]:
             "Triton: blocks read in place; decoding shares keys evenly over a grid that fits every "
             "length",
             priority=10,
-            when={"triton": [True], "head_size": range(1, 577), "kv_dtype": ["auto"]},
+            when={
+                "triton": [True],
+                "head_size": range(1, 577),
+                "kv_dtype": ["auto"],
+                "sparse": [False],
+            },
         )
     ]
 

@@ -15,9 +15,11 @@ from core.model_spec.kv import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,
+    IndexKeys,
     KVLayout,
     LatentKeys,
     RecurrentState,
+    SlidingLatents,
     SlidingWindow,
 )
 
@@ -27,7 +29,9 @@ DEVICE: Final = "GPU"
 KINDS: Final[Mapping[type[CacheSpec], str]] = {
     FullAttention: "full_attention",
     LatentKeys: "mla_attention",
+    IndexKeys: "mla_attention",
     SlidingWindow: "sliding_window",
+    SlidingLatents: "sliding_window",
     ChunkedLocal: "chunked_local_attention",
     CrossAttention: "cross_attention",
     RecurrentState: "mamba",

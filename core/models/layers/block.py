@@ -95,6 +95,8 @@ class Block(nn.Module):
             self._expect_scale(f"{prefix}.{spec.names.layer_scale}", context, weights)
         self.attention_plan = self.recurrent_plan = self.cross_plan = -1
         """Index of the plan of attention, recurrent part and cross attention in a step's plans."""
+        self.index_plan = -1
+        """Index of the plan of the indexer's keys; -1: the layer has none of its own."""
         self.source: Block | None = None
         """Layer that owns the keys and values read here; None: this layer."""
         self.entry_norm: Norm | None = None
@@ -158,6 +160,13 @@ class Block(nn.Module):
             (way.forward, part) for way, part in parts
         )  # skips the cost of Module.__call__
 
+    def select_as(self, other: Block) -> None:
+        """Attend to the tokens that the indexer of `other` selects."""
+        assert isinstance(self.attention, LatentAttention), "this layer has no latent attention"
+        assert isinstance(other.attention, LatentAttention), "the source layer has none"
+        # Not a submodule.
+        object.__setattr__(self.attention, "indexer_source", other.attention.indexer)
+
     def attend_to(self, other: Block) -> None:
         """Share the keys and values of `other`."""
         assert isinstance(self.attention, Attention), "this layer has no attention"
@@ -218,7 +227,10 @@ class Block(nn.Module):
             step.delayed_output = self.early_moe(self.early_norm(stream))  # type: ignore[misc]
         if self.attention is None:
             return self._recur(x, stream, step)
-        out: torch.Tensor = self.attention(x, step.positions, step.plans[self.attention_plan])
+        plans = [step.plans[self.attention_plan]]
+        if self.index_plan >= 0:
+            plans.append(step.plans[self.index_plan])
+        out: torch.Tensor = self.attention(x, step.positions, *plans)
         return out if self.recurrent is None else out + self._recur(x, stream, step)
 
     def _recur(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
@@ -290,6 +302,8 @@ def _make_attention(
     if facts is None:
         return None
     if isinstance(facts, LatentAttentionSpec):
+        if not spec.selects_tokens(layer):
+            facts = replace(facts, indexer=None)
         return LatentAttention(facts, hidden, spec.names, prefix, rotary, context, weights)
     if layer.shared is not None:
         return SharedBlock(layer.shared, facts, hidden, prefix, rotary, context, weights)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from core.contracts.attention import ForwardBatch
     from core.contracts.models import BuildContext
     from core.models.layers.block import Attending
+    from core.models.layers.indexer import Indexer
     from core.models.layers.recurrent import Recurrent
     from core.models.layers.state import LayerCache
 
@@ -330,6 +331,12 @@ def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> l
     stored = spec.stored_layers or range(len(spec.layers))
     mine = {stored[index] for index in own}
     others += [f"{names.layer_prefix(at)}.*" for at in stored if at not in mine]
+    others += [
+        f"{names.layer_prefix(at)}.{names.indexer}.*"
+        for at, layer in zip(stored, spec.layers, strict=True)
+        if getattr(layer.attention, "indexer", None) is not None
+        and (layer.index_source_layer is not None or not spec.selects_tokens(layer))
+    ]
     if not stage.is_first:
         others += [
             f"{prefix}.*"
@@ -348,15 +355,19 @@ def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> l
 
 def _list_caching(
     blocks: Sequence[Block], prefixes: Sequence[str]
-) -> list[tuple[Attending | Recurrent | CrossAttention, LayerKV]]:
+) -> list[tuple[Attending | Indexer | Recurrent | CrossAttention, LayerKV]]:
     """Return the caching parts, and give each layer the index of its plan."""
-    found: list[tuple[Attending | Recurrent | CrossAttention, LayerKV]] = []
+    found: list[tuple[Attending | Indexer | Recurrent | CrossAttention, LayerKV]] = []
     for name, block in zip(prefixes, blocks, strict=True):
         if block.source is not None:
             block.attention_plan = block.source.attention_plan
         elif block.attention is not None and block.attention.kv_spec is not None:
             block.attention_plan = len(found)
             found.append((block.attention, LayerKV(name, block.attention.kv_spec)))
+            indexer = getattr(block.attention, "indexer", None)
+            if indexer is not None:
+                block.index_plan = len(found)
+                found.append((indexer, LayerKV(f"{name}.indexer", indexer.kv_spec)))
         if block.recurrent is not None:
             block.recurrent_plan = len(found)
             found.append((block.recurrent, LayerKV(name, block.recurrent.kv_spec)))
@@ -437,6 +448,9 @@ def _make_blocks(
         shares = spec.layers[index].kv_source_layer
         if shares is not None:
             block.attend_to(blocks[shares - own.start])
+        selects = spec.layers[index].index_source_layer
+        if selects is not None and spec.selects_tokens(spec.layers[index]):
+            block.select_as(blocks[selects - own.start])
     return blocks, tuple(rotaries.values())
 
 

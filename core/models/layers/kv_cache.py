@@ -13,7 +13,7 @@ import torch
 from core.contracts.attention import AttentionBackend
 from core.contracts.platforms import Platform
 from core.errors import ModelError
-from core.model_spec.kv import KVLayout, RecurrentState, num_spare_blocks
+from core.model_spec.kv import IndexKeys, KVLayout, RecurrentState, num_spare_blocks
 from core.models.layers.quantization import layer_method
 from core.models.layers.state import LayerCache, state_views
 from core.models.layers.weights import WeightMap, copy_weight
@@ -173,7 +173,11 @@ def make_caches(
                 if isinstance(spec, RecurrentState):
                     caches[layer] = state_views(raw, spec, num_blocks)
                 else:
-                    shape = backend.cache_shape(spec, num_blocks, size)
+                    shape = (
+                        (num_blocks, size, spec.head_size)
+                        if isinstance(spec, IndexKeys)
+                        else backend.cache_shape(spec, num_blocks, size)
+                    )
                     caches[layer] = raw.view(getattr(torch, spec.dtype)).view(shape)
     blocks = {key: raw.view(-1, layout.pools[key[0]].slot_bytes) for key, raw in memory.items()}
     return [caches[layer] for layer in own], blocks

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from core.errors import ModelError
 from core.model_spec.attention_params import AttentionParams
-from core.model_spec.kv import LatentKeys
+from core.model_spec.kv import LatentKeys, SlidingLatents
 from core.models.layers.attention import temperature_scale
+from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
-from core.models.layers.norm import make_norm
+from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -67,18 +69,24 @@ class LatentAttention(nn.Module):
         self._backend = context.attention
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
         cache_dtype = KVCacheDtype(None, stored, 1, context, weights)
-        self.kv_spec = LatentKeys(1, spec.head_size, cache_dtype.dtype, scaled=cache_dtype.scaled)
+        self.kv_spec = _kv_spec(spec, cache_dtype)
         self.params = AttentionParams(
             self.heads,
             1,
             spec.head_size,
             spec.scale,
+            window=spec.window,
             value_size=spec.rank,
             kv_dtype=cache_dtype.other_dtype,
             key_scale=cache_dtype.scales.get("k"),
         )
         self.cache: torch.Tensor | None = None
         self._build_projections(hidden, names, layer, context, weights)
+        self.indexer = _make_indexer(
+            spec, hidden, f"{layer}.{names.indexer}", rotary, context, weights
+        )
+        self.indexer_source: Indexer | None = None
+        """Indexer of an earlier layer, which selects for this one."""
 
     def _build_projections(
         self,
@@ -100,12 +108,16 @@ class LatentAttention(nn.Module):
         self.latent_norm = make_norm(
             spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}"
         )
+        shared = spec.norm if spec.shared_norm else None
+        prefix = f"{layer}.{names.shared_key_norm}"
+        self.shared_norm = optional_norm(shared, spec.shared_size, context, weights, prefix)
+        size = spec.key_size + spec.shared_size + (spec.value_size if spec.query_gate else 0)
         self.query = Linear(
             context,
             weights,
             f"{layer}.{names.q if spec.query_rank is None else names.query_up}",
-            spec.query_rank or hidden,
-            [Slice("q", spec.heads * (spec.key_size + spec.shared_size))],
+            (spec.query_rank or hidden) * (2 if spec.query_gate else 1),
+            [Slice("q", spec.heads * size)],
             split="rows",
         )
         self.gate: Linear | None = None
@@ -143,8 +155,13 @@ class LatentAttention(nn.Module):
         ).parts
         self.prefixes = {name: part.target for name, part in self.parts.items()}
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Return the attention output [n, hidden]; latents are written to the cache."""
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, plan: Any, index_plan: Any = None
+    ) -> torch.Tensor:
+        """Return the attention output [n, hidden]; latents are written to the cache.
+
+        `index_plan`: the plan of the indexer's keys, of a layer with an indexer of its own.
+        """
         spec = self.spec
         down = self.down(x)
         latent, shared = down[:, self.down.slices["latent"]].split(
@@ -154,12 +171,11 @@ class LatentAttention(nn.Module):
         if spec.latent_scale != 1.0:
             latent = latent * spec.latent_scale
         read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
-        query = self.query(read).view(-1, self.heads, spec.key_size + spec.shared_size)
-        if spec.temperature is not None:
-            query = query * temperature_scale(spec.temperature, positions)[:, None, None].to(
-                query.dtype
-            )
-        nope_query, rope_query = query.split([spec.key_size, spec.shared_size], dim=-1)
+        if spec.query_scale != 1.0:
+            read = read * spec.query_scale
+        nope_query, rope_query, gate = self._queries(read, down, positions)
+        if self.shared_norm is not None:
+            shared = self.shared_norm(shared)
         shared = shared[:, None]
         if self._rotary is not None:
             rope_query, shared = self._rotary(rope_query, shared, positions)
@@ -171,14 +187,82 @@ class LatentAttention(nn.Module):
         key = torch.cat([latent[:, None], shared], dim=-1)
         assert self.cache is not None, "bind_kv was not called"
         query = torch.cat([latent_query, rope_query], dim=-1)
-        sums = self._backend.attend(
-            self.params, query, key, key[..., : spec.rank], self.cache, plan
-        )
+        if spec.indexer is None:
+            sums = self._backend.attend(
+                self.params, query, key, key[..., : spec.rank], self.cache, plan
+            )
+        else:
+            selected = self._select(x, read, positions, index_plan)
+            sums = plan.attend(self.params, query, key, self.cache, selected)
         values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(
             0, 1
         )  # [n, heads, value_size]
         if self.adapter is not None:
             values = self.adapter(self, "value", sums, values)
+        if spec.query_gate:
+            values = (values * gate.float().sigmoid()).to(values.dtype)
         if self.gate is not None:
             values = values * self.gate(x).float().sigmoid().to(values.dtype)[..., None]
         return self.out(values.flatten(1))  # type: ignore[no-any-return]
+
+    def _queries(
+        self, read: torch.Tensor, down: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return both parts of the queries, and the gate [n, heads, value_size] after them.
+
+        Without `query_gate` the gate is empty.
+        """
+        spec = self.spec
+        if spec.query_gate:
+            read = torch.cat([read, down[:, self.down.slices["query"]]], dim=-1)
+        sizes = [spec.key_size, spec.shared_size, spec.value_size if spec.query_gate else 0]
+        query = self.query(read).view(-1, self.heads, sum(sizes))
+        if spec.temperature is not None:
+            query = query * temperature_scale(spec.temperature, positions)[:, None, None].to(
+                query.dtype
+            )
+        nope_query, rope_query, gate = query.split(sizes, dim=-1)
+        return nope_query, rope_query, gate
+
+    def _select(
+        self, x: torch.Tensor, query_latent: torch.Tensor, positions: torch.Tensor, plan: Any
+    ) -> torch.Tensor | None:
+        """Return the positions to attend to, by this layer's indexer or an earlier one."""
+        if self.indexer is not None:
+            return self.indexer(x, query_latent, positions, plan)  # type: ignore[no-any-return]
+        assert self.indexer_source is not None, "the layer has no indexer"
+        return self.indexer_source.selected
+
+
+def _kv_spec(spec: LatentAttentionSpec, cached: KVCacheDtype) -> LatentKeys | SlidingLatents:
+    """Return the KV cache spec of a layer."""
+    facts: tuple[int, int, str] = (1, spec.head_size, cached.dtype)
+    if spec.window is not None:
+        return SlidingLatents(*facts, scaled=cached.scaled, window=spec.window)
+    top_k = 0 if spec.indexer is None else spec.indexer.top_k
+    return LatentKeys(*facts, scaled=cached.scaled, top_k=top_k)
+
+
+def _make_indexer(
+    spec: LatentAttentionSpec,
+    hidden: int,
+    prefix: str,
+    rotary: Rotary | None,
+    context: BuildContext,
+    weights: WeightMap,
+) -> Indexer | None:
+    """Return the layer's own indexer; None if it has none, or uses an earlier layer's."""
+    if spec.indexer is None:
+        return None
+    backend = context.attention
+    if backend is not None and not hasattr(backend, "read_kv"):
+        raise ModelError(
+            f"{prefix} selects the tokens to attend to, which the attention backend "
+            f"{type(backend).__name__} does not support; choose another with --attention-backend, "
+            f"or lower --max-model-len to index_topk {spec.indexer.top_k}."
+        )
+    if spec.indexer.source_layer is not None:
+        return None
+    assert rotary is not None, "`LatentAttentionSpec` has validated it"
+    assert spec.query_rank is not None, "`LatentAttentionSpec` has validated it"
+    return Indexer(spec.indexer, (hidden, spec.query_rank), prefix, rotary, context, weights)

@@ -369,6 +369,7 @@ def attention_facts(spec: Any, config: EngineConfig) -> dict[str, Any]:
         "distance_bias": has("relative"),
         "head_size": sorted({layer.head_size for layer in own}),
         "latent": any(isinstance(layer, LatentAttentionSpec) for layer in own),
+        "sparse": has("sparse"),
         "cross": any(layer.cross is not None for layer in spec.layers),
     }
 

@@ -203,12 +203,12 @@ def select_experts(
 
 
 def _best_groups(spec: MoeSpec, choice_scores: torch.Tensor) -> torch.Tensor:
-    """Return the scores, with -inf for experts outside the best groups."""
+    """Return the scores, with `outside_score` for experts outside of the best groups."""
     grouped = choice_scores.view(-1, spec.groups, spec.experts // spec.groups)
     worth = grouped.topk(spec.group_top_k, dim=-1).values.sum(-1)  # [n, groups]
     best = worth.topk(spec.topk_groups, dim=-1).indices
     is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
-    return grouped.masked_fill(is_out[..., None], float("-inf")).view_as(choice_scores)
+    return grouped.masked_fill(is_out[..., None], spec.outside_score).view_as(choice_scores)
 
 
 def _sparsemixer(

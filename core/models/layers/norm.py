@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -77,14 +79,43 @@ class LayerNorm(nn.Module):
         return self.forward(total), total
 
 
-Norm = RmsNorm | LayerNorm
+class GatedNorm(nn.Module):
+    """y * sigmoid(W2 silu(W1 y)), where y is the result of a norm."""
+
+    def __init__(
+        self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
+        super().__init__()
+        plain = replace(spec, gate_rank=0)
+        self._norm = make_norm(plain, width, context, weights, f"{prefix}.norm")
+        rank = [Slice("rank", spec.gate_rank)]
+        self.down = Linear(context, weights, f"{prefix}.W_down", width, rank)
+        out = [Slice("gate", width)]
+        self.up = Linear(context, weights, f"{prefix}.W_up", spec.gate_rank, out)
+        self._silu = context.ops.silu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalised x, gated."""
+        return self._gated(self._norm(x))
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalised sum, gated, and the sum; may modify both inputs."""
+        normed, total = self._norm.add(x, residual)
+        return self._gated(normed), total
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        gate: torch.Tensor = self.up(self._silu(self.down(x)))
+        return (x * gate.float().sigmoid()).to(x.dtype)
+
+
+Norm = RmsNorm | LayerNorm | GatedNorm
 
 
 def make_norm(
     spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
 ) -> Norm:
     """Return the norm layer of a spec, with tensors under `prefix`."""
-    kind = RmsNorm if spec.kind == "rms" else LayerNorm
+    kind = GatedNorm if spec.gate_rank else RmsNorm if spec.kind == "rms" else LayerNorm
     return kind(spec, width, context, weights, prefix)
 
 

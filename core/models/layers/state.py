@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from core.model_spec.kv import DTYPE_BYTES, LayerKV, RecurrentState
+from core.model_spec.kv import DTYPE_BYTES, IndexKeys, LatentKeys, LayerKV, RecurrentState
+from core.models.layers.sparse_attention import IndexPlan, SparsePlan
 
 if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend, AttentionInputs
@@ -65,7 +66,13 @@ def state_dtype(context: BuildContext) -> str:
 
 def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> Any:
     """Return the plan that the layers of one group get in a step."""
-    return inputs if isinstance(inputs, StatePlan) else backend.prepare(inputs)
+    if isinstance(inputs, StatePlan):
+        return inputs
+    if isinstance(inputs.spec, IndexKeys):
+        return IndexPlan(inputs, inputs.spec.top_k)
+    if isinstance(inputs.spec, LatentKeys) and inputs.spec.top_k:
+        return SparsePlan(backend, inputs, inputs.spec.top_k)
+    return backend.prepare(inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,25 @@ def check_tokens_of_a_span_see_ahead(subject: Subject) -> None:
                 _assert_close(where, got, truth, _TOLERANCE[dtype])
 
 
+def check_reads_the_vectors_of_slots(subject: Subject) -> None:
+    """Sparse attention reads single slots, in any order; a slot may be read twice."""
+    if not hasattr(_make(subject), "read_kv"):
+        return
+    for dtype, params in _variants(subject, reaches=({}, {"value_size": 12})):
+        for block_size in _BLOCK_SIZES:
+            backend: Any = _make(subject)
+            sequences = _sequences(subject, params, dtype, block_size)
+            inputs, query, key, value = sequences.tokens({0: 15, 4: 33})
+            backend.attend(params, query, key, value, sequences.cache, backend.prepare(inputs))
+            order = torch.randperm(48, generator=torch.Generator().manual_seed(0))[[*range(48), 0]]
+            got = backend.read_kv(params, sequences.cache, inputs.slots[order], query.dtype)
+            vectors = [key] if params.value_size is not None else [key, value]
+            assert torch.equal(got, torch.stack(vectors, dim=1)[order]), (
+                f"{subject.entry.name} with {params} in {dtype}, blocks of {block_size}: read_kv "
+                "gave other vectors than were written."
+            )
+
+
 def check_sees_all_of_what_an_encoder_made(subject: Subject) -> None:
     """In a cross layer nothing is hidden; keys and values come once, in the step that encodes,
     apart from queries.
@@ -263,6 +282,7 @@ def _facts(reach: dict[str, Any], dtype: str, head_size: int) -> dict[str, Any]:
     return {
         **stated,
         "latent": "value_size" in reach,
+        "sparse": False,
         "device": "cpu",
         "dtype": dtype,
         "head_size": head_size,

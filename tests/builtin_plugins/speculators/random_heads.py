@@ -152,6 +152,7 @@ def write_heads(root: Path) -> Mapping[str, Head]:
 
 MTP: Mapping[str, Mapping[str, Any]] = {
     "DeepseekV3ForCausalLM": {"num_nextn_predict_layers": 1},
+    "DeepseekV32ForCausalLM": {"num_nextn_predict_layers": 1},
     "Glm4MoeForCausalLM": {"num_nextn_predict_layers": 1},
     "Qwen3NextForCausalLM": {},
     "Ernie4_5_MoeForCausalLM": {"num_nextn_predict_layers": 1},

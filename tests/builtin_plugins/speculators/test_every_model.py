@@ -24,6 +24,7 @@ MODELS = (
     "Gemma2ForCausalLM",
     "Qwen3MoeForCausalLM",
     "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
     "MambaForCausalLM",
     "Mamba2ForCausalLM",
     "FalconH1ForCausalLM",

@@ -66,7 +66,7 @@ def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 )
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(m, marks=[] if m.startswith("Deep") else pytest.mark.slow) for m in MTP],
+    [pytest.param(m, marks=[] if m.startswith("DeepseekV3F") else pytest.mark.slow) for m in MTP],
 )
 def test_mtp_changes_no_tokens(
     with_mtp: Callable[[str], tuple[Path, list[Any]]], architecture: str, variant: str

@@ -1,0 +1,78 @@
+"""The lightning indexer of DeepSeek sparse attention: scores tokens with few small heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from core.model_spec.attention import NormSpec
+from core.model_spec.kv import IndexKeys
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.norm import make_norm
+from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
+
+if TYPE_CHECKING:
+    from core.contracts.models import BuildContext
+    from core.model_spec.attention import IndexerSpec
+    from core.models.layers.positions import Rotary
+    from core.models.layers.sparse_attention import IndexPlan
+
+
+class Indexer(nn.Module):
+    """Selects the tokens that the queries of a layer attend to; every rank computes all heads.
+
+    Keys are cached in the model's dtype. The checkpoint's FP8 keys and their Hadamard transform
+    approximate the same scores.
+    """
+
+    def __init__(
+        self,
+        spec: IndexerSpec,
+        sizes: tuple[int, int],
+        prefix: str,
+        rotary: Rotary,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        """`sizes`: of the layer's input and of the query latent."""
+        super().__init__()
+        hidden, query_rank = sizes
+        self._spec = spec
+        self._rotary = rotary
+        self._rotate = context.ops.rotary
+        self._linear = context.ops.linear
+        dtype = str(context.dtype).removeprefix("torch.")
+        self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k)
+        self.cache: torch.Tensor | None = None
+        self.selected: torch.Tensor | None = None
+        """Selection of the current step, for the layers that share it."""
+        out = [Slice("q", spec.heads * spec.size)]
+        self.query = Linear(context, weights, f"{prefix}.wq_b", query_rank, out)
+        key = [Slice("k", spec.size)]
+        self.key = Linear(context, weights, f"{prefix}.wk", hidden, key)
+        norm = NormSpec("layer", eps=1e-6, bias=True)  # its epsilon is in no config
+        self.key_norm = make_norm(norm, spec.size, context, weights, f"{prefix}.k_norm")
+        self.head_weights = empty_parameter(spec.heads, hidden, dtype=torch.float32)
+        weights.add(
+            f"{prefix}.weights_proj.weight",
+            self.head_weights.shape,
+            lambda tensor: assign_weight(self.head_weights, tensor),
+        )
+
+    def forward(
+        self, x: torch.Tensor, query_latent: torch.Tensor, positions: torch.Tensor, plan: IndexPlan
+    ) -> torch.Tensor | None:
+        """Return the positions that the long queries of the step attend to; None: there are none.
+
+        Keys are written to the cache.
+        """
+        spec = self._spec
+        query = self.query(query_latent).view(-1, spec.heads, spec.size)
+        key = self.key_norm(self.key(x))[:, None]
+        query, key = self._rotate(query, key, self._rotary.cos_sin, positions, spec.interleaved)
+        weights = self._linear(x.float(), self.head_weights) * (spec.heads * spec.size) ** -0.5
+        assert self.cache is not None, "bind_kv was not called"
+        self.selected = plan.select(query, weights, key[:, 0], self.cache)
+        return self.selected
