@@ -1,4 +1,4 @@
-"""EAGLE: Llama-like layers over a token's embedding and the preceding hidden state.
+"""EAGLE: layers, Llama-like or latent, over a token's embedding and the preceding hidden state.
 
 Embedding and LM head are the target's.
 """
@@ -40,6 +40,15 @@ RENAME: Final = (
     (r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm."),
 )
 """Alternative tensor names of checkpoints."""
+LATENT: Final[Mapping[str, Any]] = {
+    "architecture": "DeepseekV3ForCausalLM",
+    "first_k_dense_replace": 0,
+    "mlp_layer_types": None,
+    "num_nextn_predict_layers": 0,
+}
+"""Changes of the config of a head with latent attention (`EagleDeepSeekMTPModel`). Its layers come
+after the target's, so none is one of the first, dense ones.
+"""
 IGNORED: Final = ("embed_tokens.*", "lm_head.*", "*.rotary_emb.inv_freq", "t2d", "d2t")
 
 
@@ -49,7 +58,8 @@ class Eagle(ChainSpeculator):
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         source, config = self._checkpoint()
         inner = config.get("transformer_layer_config") or config.get("model") or config
-        own = self._decoder_spec(inner if isinstance(inner, Mapping) else config)
+        inner = inner if isinstance(inner, Mapping) else config
+        own = self._decoder_spec(inner, **(LATENT if "kv_lora_rank" in inner else {}))
         if own.hidden_size != spec.hidden_size:
             raise ConfigError(
                 f"--speculative-config.model {source.name!r}: got hidden_size {own.hidden_size}; "

@@ -96,8 +96,15 @@ class HeadSpeculator(ABC):
         listed = getattr(loader, "headers", loader.tensors)
         return {name: tuple(tensor.shape) for name, tensor in listed()}
 
-    def _decoder_spec(self, config: Mapping[str, Any], **changes: Any) -> DecoderSpec:
-        """Return the spec of a Llama-like config.json, with the target's context length.
+    def _decoder_spec(
+        self,
+        config: Mapping[str, Any],
+        *,
+        architecture: str = HEAD_ARCHITECTURE,
+        **changes: Any,
+    ) -> DecoderSpec:
+        """Return the spec of a config.json, by default a Llama-like one, with the target's context
+        length.
 
         Raises `ModelError`.
         """
@@ -106,7 +113,7 @@ class HeadSpeculator(ABC):
         }
         defaults = {"vocab_size": self._target.vocab_size, "num_hidden_layers": 1}
         fields = SimpleNamespace(**{**defaults, **config, **changes})
-        spec: DecoderSpec = self._registry.load(entries[HEAD_ARCHITECTURE])(fields)
+        spec: DecoderSpec = self._registry.load(entries[architecture])(fields)
         return replace(spec, max_positions=self._target.spec.max_positions)
 
     def _load_weights(
