@@ -17,7 +17,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "BlipForConditionalGeneration": CROSS_ATTENTION,
         "ChameleonForConditionalGeneration": "its images become tokens of its vocabulary",
         "DiffusionGemmaForBlockDiffusion": "it writes blocks of text by diffusion",
-        "Dots3NoteForConditionalGeneration": "its text part has native layers, its towers were not tried",
+        "Dots3NoteForConditionalGeneration": "its text part is native, its towers were not tried",
         "Emu3ForConditionalGeneration": "its images become tokens of its vocabulary",
         "FuyuForCausalLM": "its processor places the patches of all images of a prompt together",
         "GitForCausalLM": "its image comes before its text, not in the prompt",
