@@ -50,6 +50,9 @@ class MediaLoader(Protocol):
 class MediaCounter(Protocol):
     """Counts the tokens of prompts with media."""
 
+    whole_prompt: bool
+    """Whether an item is a whole prompt, without any text and template."""
+
     async def count(self, prompt: Mapping[str, Any], *, client: str, cache_salt: str) -> int:
         """Return the number of tokens of a prompt with `multi_modal_data`.
 

@@ -8,7 +8,7 @@ construct some of them without torchvision.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -67,6 +67,22 @@ PARTS: Final = frozenset({"image_processor", "tokenizer"})
 
 def load_processor(source: ModelSource) -> Any:
     """Return the processor of a checkpoint. Raises `ModelError`."""
+    processor = _checked(source, _load)
+    if not isinstance(processor, transformers.ProcessorMixin):
+        raise ModelError(
+            f"processor_class: got one that transformers loads as {type(processor).__name__}; "
+            "expected a processor of images. Restore the original processor_config.json."
+        )
+    return processor
+
+
+def load_image_processor(source: ModelSource) -> Any:
+    """Return the image processor of a checkpoint. Raises `ModelError`."""
+    return _checked(source, lambda source: _image_processor(str(source.path)))
+
+
+def _checked(source: ModelSource, load: Callable[[ModelSource], Any]) -> Any:
+    """Return what is loaded from the files of a checkpoint. Raises `ModelError`."""
     assert source.path is not None
     for path in Path(source.path).glob("*.json"):
         if not path.is_file():
@@ -77,7 +93,7 @@ def load_processor(source: ModelSource) -> Any:
                 f"{MAX_FILE_BYTES}. Restore the original file."
             )
     try:
-        processor = _load(source)
+        return load(source)
     except ModelError:
         raise
     except Exception as error:
@@ -85,12 +101,6 @@ def load_processor(source: ModelSource) -> Any:
             "preprocessor_config.json, processor_config.json: transformers cannot load the "
             f"processor ({type(error).__name__}: {error!s:.300}). Restore the original files."
         ) from error
-    if not isinstance(processor, transformers.ProcessorMixin):
-        raise ModelError(
-            f"processor_class: got one that transformers loads as {type(processor).__name__}; "
-            "expected a processor of images. Restore the original processor_config.json."
-        )
-    return processor
 
 
 def _load(source: ModelSource) -> Any:

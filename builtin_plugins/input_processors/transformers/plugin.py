@@ -9,6 +9,10 @@ HERE = "builtin_plugins.input_processors.transformers"
 def engine_input_processors() -> list[Entry]:
     """Return the one of all architectures, and those with prompts of their own."""
     return [
+        *(
+            Entry(name, f"{HERE}.whole_images:WholeImageProcessor", "an image as a whole prompt")
+            for name in ("CLIPModel", "SiglipModel")
+        ),
         Entry(
             "Florence2ForConditionalGeneration",
             f"{HERE}.florence2:Florence2Processor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -55,20 +55,14 @@ class TransformersProcessor:
         texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         fixed: frozenset[str] = getattr(self._processor, "fixed_kwargs", frozenset())
-        self._kwargs = frozenset(_keyword_names(image_processor)) - fixed
+        self._kwargs = frozenset(keyword_names(image_processor)) - fixed
         settings = json.dumps(stated, sort_keys=True, default=repr)
         name = f"{type(self._processor).__name__}.{type(image_processor).__name__}"
         self.identity = f"{name} {transformers.__version__} {settings}"
 
     def process(self, modality: str, content: Any, kwargs: Mapping[str, Any]) -> ProcessedItem:
         """Return one image processed."""
-        unknown = sorted(set(kwargs) - self._kwargs)
-        if unknown:
-            raise InvalidRequest(
-                "mm_processor_kwargs",
-                f"got {unknown[0]!r}; expected one of {', '.join(sorted(self._kwargs))}. "
-                "Correct it.",
-            )
+        check_kwargs(kwargs, self._kwargs)
         merged = self._processor._merge_kwargs(
             tokenizer_init_kwargs=self._tokenizer.init_kwargs, **{**kwargs, "return_tensors": "pt"}
         )
@@ -139,7 +133,17 @@ def _placeholder_ids(hf_config: Any, processor: Any) -> set[int]:
     return {token for token in known if token is not None}
 
 
-def _keyword_names(image_processor: Any) -> set[str]:
+def check_kwargs(kwargs: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InvalidRequest` for a keyword that an image processor has not."""
+    unknown = sorted(set(kwargs) - set(known))
+    if unknown:
+        raise InvalidRequest(
+            "mm_processor_kwargs",
+            f"got {unknown[0]!r}; expected one of {', '.join(sorted(known))}. Correct it.",
+        )
+
+
+def keyword_names(image_processor: Any) -> set[str]:
     """Return the settings of an image processor that a call may override."""
     stated = getattr(image_processor, "valid_kwargs", None)
     if stated is not None:

@@ -120,6 +120,12 @@ def media_prompt(ids: list[int], text: str, data: Mapping[str, Any]) -> dict[str
     return prompt | ({"prompt": text, "multi_modal_data": data} if data else {})
 
 
+def are_whole_prompts(engine: MediaEngine, media: MediaMessages) -> bool:
+    """Return whether messages have media that are prompts of their own."""
+    counters = media_counters(engine.registry)
+    return bool(media.sources) and any(counter.whole_prompt for counter in counters)
+
+
 async def count_tokens(
     engine: ServedEngine, prompt: Mapping[str, Any], *, client: str, cache_salt: str
 ) -> int:

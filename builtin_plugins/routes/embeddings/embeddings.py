@@ -10,7 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from builtin_plugins.routes.common.media_parts import load_media, media_prompt, read_media
+from builtin_plugins.routes.common.media_parts import (
+    are_whole_prompts,
+    load_media,
+    media_prompt,
+    read_media,
+)
 from builtin_plugins.routes.common.requests import now
 from builtin_plugins.routes.embeddings import encoding
 from builtin_plugins.routes.embeddings.fields import (
@@ -138,6 +143,9 @@ class Embeddings:
             )
         engine = self._pools.engine
         media = read_media(engine, fields.messages)
+        if are_whole_prompts(engine, media):
+            data = await load_media(engine, media.sources, client=job.client)
+            return media_prompt([], _texts_of(media.messages), data)
         text, ids = await engine.render_chat(
             media.messages,
             client=job.client,
@@ -152,6 +160,14 @@ class Embeddings:
             return list(ids)
         data = await load_media(engine, media.sources, client=job.client)
         return media_prompt(list(ids), text, data)
+
+
+def _texts_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the texts of messages with media."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return "\n".join(str(text) for text in texts if text)
 
 
 def _as_bytes(
