@@ -11,7 +11,7 @@ def engine_input_processors() -> list[Entry]:
     return [
         *(
             Entry(name, f"{HERE}.whole_images:WholeImageProcessor", "an image as a whole prompt")
-            for name in ("CLIPModel", "SiglipModel")
+            for name in ("CLIPModel", "Siglip2Model", "SiglipModel")
         ),
         Entry(
             "Florence2ForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP: one embedding space for texts and images, by transformers' modules.
+"""CLIP, SigLIP and SigLIP 2: one embedding space for texts and images, by transformers' modules.
 
 A prompt is a text or an image. The embedding of a text is the hidden state of its last token; an
 image is one placeholder token, and its input embedding is the result.
@@ -25,7 +25,7 @@ from core.model_spec.kv import LayerKV
 from core.model_spec.pooling import PoolingSpec
 from core.model_spec.tower import MULTIMODAL, EncodedItem, RopePositions, TowerFacts
 
-PADDED: Final = ("SiglipModel",)
+PADDED: Final = ("SiglipModel", "Siglip2Model")
 """Models trained with texts padded to the longest one: the last position is read."""
 BUFFERS: Final = ".position_ids"
 """End of the names of buffers that old checkpoints store."""
@@ -168,7 +168,7 @@ class ImageTextEncoder(nn.Module):
 
 
 def spec(hf_config: Any) -> ImageTextEncoderSpec:
-    """Return the spec of a CLIP or SigLIP config. Raises `ModelError`."""
+    """Return the spec of a CLIP, SigLIP or SigLIP 2 config. Raises `ModelError`."""
     architecture = str(ModelFacts(hf_config).required("architectures")[0])
     config = read_config(hf_config)
     text = config.text_config

@@ -80,7 +80,19 @@ def siglip(folder: Path) -> None:
     _save(folder, transformers.SiglipModel(config), image_processor)
 
 
-MODELS: Final = {"clip": clip, "siglip": siglip}
+def siglip2(folder: Path) -> None:
+    """SigLIP 2 for images of any shape."""
+    vision = {**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 16}
+    vision.pop("image_size")
+    config = transformers.Siglip2Config(
+        text_config={**TEXT_CONFIG, "projection_size": 32},
+        vision_config={**vision, "vision_use_head": True},
+    )
+    image_processor = transformers.Siglip2ImageProcessorPil(patch_size=4, max_num_patches=16)
+    _save(folder, transformers.Siglip2Model(config), image_processor)
+
+
+MODELS: Final = {"clip": clip, "siglip": siglip, "siglip2": siglip2}
 
 
 class Served:
@@ -122,6 +134,7 @@ def picture(image: Any, **more: Any) -> Any:
     params=[
         "clip",
         pytest.param("siglip", marks=pytest.mark.slow),
+        pytest.param("siglip2", marks=pytest.mark.slow),
     ],
 )
 def served(
