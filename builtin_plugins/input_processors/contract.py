@@ -38,7 +38,8 @@ class InputProcessor(Protocol):
     """Turns the items of prompts into tensors. Constructed with (source, config).
 
     Runs in a process of its own, one prompt at a time. It may also have `embedded(modality,
-    tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client.
+    tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client, and
+    `completes_prompts = True` if its prompts have all special tokens.
     """
 
     identity: str

@@ -180,8 +180,7 @@ class MultimodalAdmission:
         if isinstance(request.text, RenderedText):
             rendered = RenderedText(answer.text, answer.control_spans)
             return self._context.read(rendered, False, self._context.max_model_len)
-        assert self._facts is not None
-        special = not self._facts.in_encoder  # the text has them
+        special = not answer.is_complete
         return self._context.read(answer.text, special, self._context.max_model_len)
 
     def _placed(

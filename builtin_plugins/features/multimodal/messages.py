@@ -150,6 +150,8 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
     is_full: bool = False
     """Whether the error is a lack of memory that other requests use: a retry may succeed."""
+    is_complete: bool = False
+    """Whether the text has all special tokens: the tokenizer adds none."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -120,7 +120,8 @@ class ProcessorWorker:
         prompt = self._rendered(request.text, request.control_spans)
         expanded = self._processor.expand(prompt, items)
         spans = list(expanded.control_spans)
-        return Prepared(request.number, listed, str(expanded), spans)
+        is_complete = getattr(self._processor, "completes_prompts", False)
+        return Prepared(request.number, listed, str(expanded), spans, is_complete=is_complete)
 
     def _rendered(self, text: str, spans: list[tuple[int, int]] | None) -> RenderedText:
         """Return a prompt with its placeholders as control spans, also of a plain text."""

@@ -13,6 +13,8 @@ from core.api.serving import RenderedText
 class Florence2Processor(TransformersProcessor):
     """Processes one image, and makes a prompt of a task such as <CAPTION>."""
 
+    completes_prompts = True
+
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with the image's text for its placeholder.
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import transformers
 from transformers.models.auto import processing_auto
 
+from builtin_plugins.input_processors.transformers.blip2_texts import Blip2ImageTexts
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
 from builtin_plugins.input_processors.transformers.idefics2_texts import Idefics2ImageTexts
 from builtin_plugins.input_processors.transformers.kimi import Kimi_K25ImageProcessorPil
@@ -41,6 +42,7 @@ FILES: Final = ("processor_config.json", "preprocessor_config.json", "tokenizer_
 """Files that may name the class of a processor, in transformers' order."""
 STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
     {
+        "Blip2Processor": Blip2ImageTexts,
         "Idefics2Processor": Idefics2ImageTexts,
         "MiniCPMV4_6Processor": MiniCPMProcessor,
         "MiniCPMV4_7Processor": MiniCPMCanvasProcessor,

@@ -14,6 +14,11 @@ def engine_input_processors() -> list[Entry]:
             for name in ("CLIPModel", "Siglip2Model", "SiglipModel")
         ),
         Entry(
+            "Blip2ForConditionalGeneration",
+            f"{HERE}.blip2:Blip2Processor",
+            "BLIP-2's prompts",
+        ),
+        Entry(
             "Florence2ForConditionalGeneration",
             f"{HERE}.florence2:Florence2Processor",
             "Florence-2's tasks",

@@ -67,6 +67,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
         "AriaForConditionalGeneration": Family(),
         "AyaVisionForConditionalGeneration": Family(decoder=logits.unscaled),
+        "Blip2ForConditionalGeneration": Family(),
         "Cohere2VisionForConditionalGeneration": Family(decoder=logits.unscaled),
         "DeepseekOcr2ForConditionalGeneration": Family(),
         "DeepseekVLForConditionalGeneration": Family(),

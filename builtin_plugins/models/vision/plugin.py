@@ -12,6 +12,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("AriaForConditionalGeneration", SPEC, "Aria"),
         Entry("AyaVisionForConditionalGeneration", SPEC, "Aya Vision"),
+        Entry("Blip2ForConditionalGeneration", SPEC, "BLIP-2 with OPT"),
         Entry("ColQwen2ForRetrieval", f"{RETRIEVAL}:colqwen2", "ColQwen2, a vector for each token"),
         Entry("Cohere2VisionForConditionalGeneration", SPEC, "Command A Vision"),
         Entry("DeepseekOcr2ForConditionalGeneration", SPEC, "DeepSeek-OCR 2"),

@@ -13,7 +13,6 @@ CROSS_ATTENTION: Final = "its text attends to images by cross-attention: they ar
 ENCODER_DECODER: Final = "an encoder reads its images, and they are no tokens of the prompt"
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "Blip2ForConditionalGeneration": "its image comes before its text, not in the prompt",
         "BlipForConditionalGeneration": CROSS_ATTENTION,
         "ChameleonForConditionalGeneration": "its images become tokens of its vocabulary",
         "DiffusionGemmaForBlockDiffusion": "it writes blocks of text by diffusion",

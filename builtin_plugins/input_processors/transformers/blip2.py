@@ -1,0 +1,33 @@
+"""The prompts of BLIP-2: one image, then a start token and the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from builtin_plugins.input_processors.contract import ProcessedItem
+from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
+from core.api import InvalidRequest
+from core.api.serving import RenderedText
+
+
+class Blip2Processor(TransformersProcessor):
+    """Processes one image, and puts it before the text."""
+
+    completes_prompts = True
+
+    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+        """Return the prompt with the image's text for its placeholder, which may be left out."""
+        placeholder = self.placeholders["image"]
+        text = str(prompt).removeprefix(placeholder)
+        if len(items) != 1 or placeholder in text:
+            raise InvalidRequest(
+                "prompt",
+                f"got {len(items)} images, or {placeholder!r} within the text; expected one image, "
+                "before the text. Correct the prompt.",
+            )
+        begin = f"{placeholder}{self._tokenizer.bos_token}"
+        shift = len(begin) + len(text) - len(prompt)
+        spans = [(first + shift, end + shift) for first, end in prompt.control_spans]
+        own = [(0, len(placeholder)), (len(placeholder), len(begin))]
+        whole = RenderedText(begin + text, [*own, *(s for s in spans if s[0] >= len(begin))])
+        return super().expand(whole, items)
