@@ -67,8 +67,8 @@ class EncoderScheduler:
         """Requests with items in chunks that have not been planned."""
         self._num_decode_rows = 0
         """Decode rows of the step under construction."""
-        self._num_entering = 0
-        """Embeddings that requests read as they enter the step under construction."""
+        self._entering: dict[str, int] = {}
+        """Embeddings that each request reads as it enters the step under construction."""
         self._deferred: dict[bytes, AheadItem] = {}
         """Items to encode in the step under construction, for chunks of a later one."""
         self._ahead_steps: dict[str, int] = {}
@@ -92,11 +92,7 @@ class EncoderScheduler:
             try:
                 store.adopt(items.holder)
             except OSError as error:
-                failed = RequestFailed(
-                    "multi_modal_data: its items were released before the request arrived. Send "
-                    "it again."
-                )
-                raise PluginError(str(failed), NAME, failed) from error
+                raise _released() from error
             self._holders[items.holder] = store, set()
             self.counters.processed += len(items.items)
             self.counters.known += sum(item.was_known for item in items.items)
@@ -109,6 +105,7 @@ class EncoderScheduler:
         _, items = self._requests.pop(request.request_id, (None, None))
         if items is not None:
             self._prompts.discard(request.request_id)
+            self._entering.pop(request.request_id, None)
             for item in items.items:
                 self._cache.release(item.content_hash)
             store, sequences = self._holders[items.holder]
@@ -152,11 +149,12 @@ class EncoderScheduler:
         if request.row >= 0:
             return True
         own = items.items
-        total = self._num_entering + items.num_embeddings
-        is_full = bool(self._num_entering) and total > self._settings.step_tokens
+        self._entering.pop(request.request_id, None)  # of an attempt that got no blocks
+        total = sum(self._entering.values()) + items.num_embeddings
+        is_full = bool(self._entering) and total > self._settings.step_tokens
         if is_full or self._defer(request, items, own) or not self._may_encode(own):
             return False
-        self._num_entering = total
+        self._entering[request.request_id] = items.num_embeddings
         return True
 
     def is_active(self) -> bool:
@@ -165,6 +163,8 @@ class EncoderScheduler:
 
     def limits(self, rows: RunningRows) -> dict[int, int]:
         """Note the decode rows. Return a limit of no tokens for all of them if a run waits."""
+        self._planned.clear()  # of a step that got no blocks, too
+        self._entering.clear()
         self._deferred.clear()
         self._num_decode_rows = 0 if self._pauses_decodes else len(rows.rows)
         limits = dict.fromkeys(rows.rows.tolist(), 0) if self._pauses_decodes else {}
@@ -202,7 +202,7 @@ class EncoderScheduler:
     def planned(self, plan: StepPlan) -> bytes | None:
         """Return what the worker halves encode and drop for the chunks of a step."""
         self._planned.clear()
-        self._num_entering = 0
+        self._entering.clear()
         self._num_steps += 1
         self._release_ended()
         if not self._requests:
@@ -290,6 +290,14 @@ class EncoderScheduler:
     def gauges(self) -> dict[str, float]:
         """Return counters and gauges by metric name."""
         return {**self.counters.gauges(), "mm_encoder_cache_tokens": self._cache.num_tokens}
+
+
+def _released() -> PluginError:
+    """Return the error of a request that arrives without its items."""
+    failed = RequestFailed(
+        "multi_modal_data: its items were released before the request arrived. Send it again."
+    )
+    return PluginError(str(failed), NAME, failed)
 
 
 def _may_be_read(request: Any) -> bool:

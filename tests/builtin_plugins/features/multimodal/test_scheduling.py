@@ -219,6 +219,14 @@ def test_a_prompt_of_tokens_that_see_each_other_is_one_chunk(
     assert len(batch.engine.finished) == len(parts)
 
 
+def test_a_request_that_got_no_blocks_enters_once_they_are_free(folder: str) -> None:
+    batch = Batch(limits(step_tokens=1), folder, depth=2, max_model_len=80, num_blocks=24)
+    batch.add("first", [(0, 1), (9, 14), (9, 14)], at_start=True)
+    batch.add("second", [(0, 2), (5, 14), (9, 14)], at_start=True)
+    batch.run()
+    assert list(batch.engine.finished) == ["first", "second"]
+
+
 @pytest.mark.parametrize("whole_items", [False, True])
 def test_items_are_cut_into_chunks_unless_disabled(folder: str, whole_items: bool) -> None:
     batch = Batch(limits(whole_items=whole_items), folder, max_model_len=80, num_blocks=48)
