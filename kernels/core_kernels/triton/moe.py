@@ -15,6 +15,7 @@ import triton.language as tl
 
 from core_kernels.triton.autotune import Autotuner, LaunchConfig, row_bucket
 from core_kernels.triton.launching import find_segment, next_power_of_2, product, uses_float32
+from core_kernels.triton.routing import route
 from core_kernels.triton.row_ops import ACTIVATIONS, activated
 
 Tensor = torch.Tensor
@@ -52,12 +53,7 @@ def moe(
     if not (num_pairs and hidden):
         return out.zero_()
     pairs = MANY_PAIRS if num_pairs >= MANY_PAIRS * num_experts else PAIRS
-    flat = experts.flatten()
-    order = flat.argsort(stable=True)
-    numbers = torch.arange(num_experts + 1, device=x.device)
-    starts = torch.searchsorted(flat[order], numbers)  # [num_experts + 1]
-    blocks = torch.zeros_like(starts)
-    torch.cumsum((starts.diff() + pairs - 1) // pairs, 0, out=blocks[1:])
+    order, starts, blocks = route(experts.flatten(), num_experts, pairs)
     grid = triton.cdiv(num_pairs, pairs) + min(num_experts, num_pairs)
     inner = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     outputs = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)

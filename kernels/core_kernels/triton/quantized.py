@@ -23,6 +23,7 @@ from core_kernels.triton.launching import (
     product,
     uses_float32,
 )
+from core_kernels.triton.routing import route
 
 Tensor = torch.Tensor
 
@@ -102,10 +103,7 @@ class GroupedOps:
         if out.numel():
             count = len(weights)
             block = _rows_at_once(len(x) // count)
-            numbers = torch.arange(count + 1, device=x.device)
-            starts = torch.searchsorted(choices.flatten().sort().values, numbers)
-            blocks = torch.zeros_like(starts)
-            torch.cumsum((starts.diff() + block - 1) // block, 0, out=blocks[1:])
+            _, starts, blocks = route(choices.flatten(), count, block)
             programs = triton.cdiv(len(x), block) + min(count, len(x))
             self._launch(programs, block, _flat(x), weights, rows, out, starts, blocks, count)
         return out

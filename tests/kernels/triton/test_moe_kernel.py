@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from core_kernels.triton import routing
 from core_kernels.triton.moe import moe
 
 from core.models.ops import reference
@@ -44,6 +45,21 @@ def test_moe_with_any_number_of_tokens_per_expert(num_tokens: int) -> None:
     experts = torch.full((num_tokens, 1), 2)
     given = x, gate_up, down, shares, experts
     torch.testing.assert_close(moe(*given), reference.moe(*given), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 16, 37, 200])
+@pytest.mark.parametrize("num_experts", [1, 5, 40])
+def test_routing_in_one_launch_equals_a_stable_sort(count: int, num_experts: int) -> None:
+    torch.manual_seed(count)
+    chosen = torch.randint(0, num_experts, (count,))
+    for experts in (
+        chosen,
+        torch.full_like(chosen, num_experts - 1),
+        chosen // 2 * 2 % num_experts,
+    ):
+        found = routing.route(experts, num_experts, 16)
+        for ours, theirs in zip(found, routing._route_many(experts, num_experts, 16), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow
