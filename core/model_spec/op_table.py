@@ -45,6 +45,8 @@ class OpTable:
     best: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     truncate: Callable[[torch.Tensor, Any], torch.Tensor]
     draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    gated_linear: Callable[..., torch.Tensor] | None = None
+    """None: a product, then its activation."""
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

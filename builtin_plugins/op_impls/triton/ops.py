@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
+from core_kernels.triton.gated_linear import gated_linear
 from core_kernels.triton.moe import moe
 from core_kernels.triton.row_ops import rotary
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from core.models.ops import torch_impls
 from core.models.ops.sampling import Truncation
 
-__all__ = ["moe", "rotary"]
+__all__ = ["gated_linear", "moe", "rotary"]
 
 MAX_SEQUENTIAL_TOKENS: Final = 16
 """Longest segment computed by a sequential scan; longer ones use the chunked scan."""
@@ -42,14 +43,20 @@ def ssd_scan(
 
 
 def delta_scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    write: Tensor,
+    state: Tensor,
+    query_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gated delta rule of each token, and the final states, in float32."""
     if value.shape[1] <= MAX_SEQUENTIAL_TOKENS:
-        return sequential_scan.delta_scan(query, key, value, decay, write, state)
+        return sequential_scan.delta_scan(query, key, value, decay, write, state, query_scale)
     # Per-channel decay uses the torch implementation.
     scan = chunked_scan.delta_scan if decay.dim() == 3 else torch_impls.delta_scan
-    return scan(query, key, value, decay, write, state)
+    return scan(query, key, value, decay, write, state, query_scale)
 
 
 def truncate(logits: Tensor, truncation: Truncation) -> Tensor:

@@ -193,20 +193,13 @@ class GatedDelta(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         spec = self.spec
         inputs, states = self.cache
-        query, key, value = self.conv(fed, run, inputs).float().split(self._sizes, -1)
-        query = (
-            _l2_normalized(query.view(run.count, run.length, self.key_heads, -1))
-            * spec.key_size**-0.5
-        )
-        key = _l2_normalized(key.view(run.count, run.length, self.key_heads, -1))
+        query, key, value = self.conv(fed, run, inputs).split(self._sizes, -1)
+        query, key = (part.view(run.count, run.length, self.key_heads, -1) for part in (query, key))
         value = value.view(run.count, run.length, self.heads, -1)
-        out, last = self._scan(query, key, value, decay, write, run.load(states))
+        given = (query, key, value, decay, write, run.load(states))
+        out, last = self._scan(*given, spec.key_size**-0.5)
         run.store(states, last)
         return out
-
-
-def _l2_normalized(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _by_part(groups: int, widths: list[int]) -> list[int]:

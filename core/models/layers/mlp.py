@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from core.models.layers.linear import Linear, Slice
+from core.models.layers.linear import Linear, PlainLinear, Slice
 from core.models.layers.norm import optional_norm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
@@ -66,6 +66,7 @@ class Mlp(nn.Module):
             context=context,
             weights=weights,
         )
+        self._gated_linear = _gated_linear(spec, self.up, context)
         self._group = context.group
         self._gate_scale = spec.gate_scale
         self._out_scale = spec.out_scale
@@ -74,14 +75,20 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
-        x = self.up(x)
-        if self._gate_scale != 1.0:
-            x[:, self.up.slices["gate"]] *= self._gate_scale
-        x = self.activate(x)
+        x = self._activated(x)
         if self.inner_norm is not None:
             x = self._group.cut(self.inner_norm(self._group.all_gather(x)), 1)
         x = self.down(x)
         return x if self._out_scale == 1.0 else x * self._out_scale
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activation(gate(x)) * up(x), or activation(up(x)) without a gate."""
+        if self._gated_linear is not None and self.up.adapter is None:
+            return self._gated_linear(x, self.up.weight)
+        x = self.up(x)
+        if self._gate_scale != 1.0:
+            x[:, self.up.slices["gate"]] *= self._gate_scale
+        return self.activate(x)
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -100,6 +107,19 @@ def make_activation(
         return op
     plain = Xielu(context, weights, prefix) if name == "xielu" else PLAIN[name]
     return _gated(plain) if gated else plain
+
+
+def _gated_linear(
+    spec: MlpSpec, up: Linear, context: BuildContext
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """Return product and activation as one op, where the device has it for such a layer."""
+    applies = getattr(type(up.method), "apply", None)
+    is_plain = applies is PlainLinear.apply and up.bias is None and spec.gate_scale == 1.0
+    known = hasattr(context.ops, f"{spec.activation}_and_mul")
+    op = context.ops.gated_linear
+    if op is None or not (spec.gated and is_plain and known):
+        return None
+    return partial(op, activation=spec.activation)
 
 
 class Xielu(nn.Module):

@@ -172,6 +172,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    """Return activation(gate) * up for [gate | up] = x @ weight.T and weight [2 * width, hidden]."""
+    return GATED[activation](linear(x, weight))
+
+
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Return the rows of weight [vocab, hidden] for int64 ids [n]."""
     return F.embedding(ids, weight)
@@ -352,8 +357,26 @@ def selective_scan(
     return out, state
 
 
+L2_EPS = 1e-6
+
+
+def l2_normalized(query: Tensor, key: Tensor, query_scale: float | None) -> tuple[Tensor, Tensor]:
+    """Return query and key of length 1 in float32, the query scaled; with None as they are."""
+    if query_scale is None:
+        return query, key
+    lengths = (part.float().square().sum(-1, keepdim=True) + L2_EPS for part in (query, key))
+    query_length, key_length = (torch.rsqrt(length) for length in lengths)
+    return query.float() * query_length * query_scale, key.float() * key_length
+
+
 def delta_scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    write: Tensor,
+    state: Tensor,
+    query_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gated delta rule of each token, and the final states, in float32.
 
@@ -361,9 +384,11 @@ def delta_scan(
     state); out = query @ state. query and key are [n, length, key_heads, key_size], each shared by
     consecutive heads of value [n, length, heads, value_size]; decay is not positive: [n, length,
     heads] or [n, length, heads, key_size], `write` [n, length, heads], `state` [n, heads, key_size,
-    value_size].
+    value_size]. `query_scale`: first normalise query and key to length 1, and scale the query;
+    None: take them as they are.
     """
     each = value.shape[2] // key.shape[2]
+    query, key = l2_normalized(query, key, query_scale)
     query, key = (part.float().repeat_interleave(each, 2) for part in (query, key))
     decay_factor = (
         (decay if decay.ndim == 4 else decay[..., None]).float().exp()[..., None]

@@ -22,10 +22,17 @@ CHUNK_BY_CHANNEL: Final = 16
 
 
 def delta_scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    write: Tensor,
+    state: Tensor,
+    query_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `reference.delta_scan` by matrix products over chunks of tokens."""
     each = value.shape[2] // key.shape[2]
+    query, key = reference.l2_normalized(query, key, query_scale)
     query, key = (part.float().repeat_interleave(each, 2).transpose(1, 2) for part in (query, key))
     value = value.float().transpose(1, 2)
     write = write.float().transpose(1, 2)[..., None]

@@ -120,6 +120,12 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
         yield from _recurrent_examples(op, draw)
     elif op in ("best", "truncate", "draw"):
         yield from _sampling_examples(op, draw)
+    elif op == "gated_linear":
+        for rows, hidden, width in ((0, 16, 8), (1, 16, 8), (3, 66, 5), (64, 16, 8), (65, 16, 8)):
+            weight = draw(2 * width, hidden) * hidden**-0.5
+            for activation in ("silu", "gelu", "gelu_tanh", "relu"):
+                yield draw(rows, hidden), weight, activation
+        yield draw(3, 36)[:, :16], draw(10, 36)[:, :16], "silu"  # rows with gaps between
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:
@@ -201,7 +207,9 @@ def _recurrent_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             for decay in (draw(n, length, 4), draw(n, length, 4, 8)):
                 write = draw(n, length, 4).sigmoid()
                 state = draw(n, 4, 8, 3).float()
-                yield query, key, x.view(n, length, 4, 3), -decay.float().abs(), write, state
+                given = x.view(n, length, 4, 3), -decay.float().abs(), write, state
+                yield query, key, *given
+                yield draw(n, length, 2, 8), draw(n, length, 2, 8), *given, 0.3
         else:
             step = x.float().exp()
             decay = -draw(12, 8).float().exp()

@@ -11,7 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.launching import MIN_DOT_SIZE, next_power_of_2, wide_precision
+from core_kernels.triton.launching import (
+    INTERPRETED,
+    L2_EPS,
+    MIN_DOT_SIZE,
+    next_power_of_2,
+    wide_precision,
+)
 
 Tensor = torch.Tensor
 
@@ -21,6 +27,8 @@ CORRECTED: Final = 16
 """Tokens per chunk of the delta rule, which are corrected one after the other."""
 VALUES: Final = 32
 """Value elements per program."""
+FROM_SHARED: Final = (90, 100)
+"""Compute capabilities with matrix units that read shared memory, times ten."""
 LENGTHS: Final = ("length",)
 """Arguments that kernels are not specialized for; also head strides, which are multiples of the
 length.
@@ -47,7 +55,13 @@ def ssd_scan(
 
 
 def delta_scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    write: Tensor,
+    state: Tensor,
+    query_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the result of `sequential_scan.delta_scan`, for a decay per head: [n, length,
     heads].
@@ -57,14 +71,28 @@ def delta_scan(
     out = torch.empty(value.shape, dtype=torch.float32, device=value.device)
     left = torch.empty(state.shape, dtype=torch.float32, device=value.device)
     if left.numel():
-        _delta_chunks[n, heads, triton.cdiv(value_size, VALUES)](
+        values = _delta_values()
+        _delta_chunks[n, heads, triton.cdiv(value_size, values)](
             query, *query.stride()[:3], key, *key.stride()[:3], value, *value.stride()[:3],
             decay, *decay.stride(), write, *write.stride(), state.contiguous(), left, out, length,
-            heads // key_heads,
+            heads // key_heads, query_scale or 0.0,
             KEY=key_size, VALUE=value_size, BLOCK=next_power_of_2(key_size, MIN_DOT_SIZE),
-            VALUES=VALUES, CHUNK=CORRECTED, PRECISION=wide_precision(), num_warps=4,
+            VALUES=values, CHUNK=CORRECTED, NORMED=query_scale is not None,
+            PRECISION=wide_precision(), num_warps=4,
         )  # fmt: skip
     return out, left
+
+
+def _delta_values() -> int:
+    """Return the value elements of a program of the delta rule.
+
+    Matrix units that read operands from registers leave room for half as many.
+    """
+    if INTERPRETED:
+        return VALUES
+    target = triton.runtime.driver.active.get_current_target()
+    from_registers = target.backend == "cuda" and target.arch not in FROM_SHARED
+    return VALUES // 2 if from_registers else VALUES
 
 
 @triton.jit
@@ -76,6 +104,49 @@ def between_stored(left, right, PRECISION: tl.constexpr):
         )
     else:
         return tl.dot(left, tl.trans(right))
+
+
+@triton.jit
+def _parts(wide):
+    """Return three bfloat16 numbers that add up to the float32 number."""
+    high = wide.to(tl.bfloat16)
+    rest = wide - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def stored_by_wide(stored, wide, acc, PRECISION: tl.constexpr):
+    """Return acc + stored @ wide in float32.
+
+    Products of bfloat16 take half of the registers and of the time of those of float32.
+    """
+    if PRECISION != "ieee" and stored.dtype == tl.bfloat16:
+        high, middle, low = _parts(wide)
+        acc = tl.dot(stored, low, acc)
+        acc = tl.dot(stored, middle, acc)
+        return tl.dot(stored, high, acc)
+    else:
+        return tl.dot(stored.to(tl.float32), wide, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def wide_by_stored(wide, stored, acc, PRECISION: tl.constexpr):
+    """Return acc + wide @ stored in float32, as `stored_by_wide`."""
+    if PRECISION != "ieee" and stored.dtype == tl.bfloat16:
+        high, middle, low = _parts(wide)
+        acc = tl.dot(low, stored, acc)
+        acc = tl.dot(middle, stored, acc)
+        return tl.dot(high, stored, acc)
+    else:
+        return tl.dot(wide, stored.to(tl.float32), acc, input_precision=PRECISION)
+
+
+@triton.jit
+def _reciprocal_length(stored):
+    """Return 1 / sqrt(sum of squares of each row)."""
+    wide = stored.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 1) + L2_EPS)
 
 
 @triton.jit
@@ -125,7 +196,8 @@ def _ssd_chunks(
         fallen = tl.cumsum(move * falls, 0)
         last = tl.sum(move * falls)
         weights = between_stored(reads, written, PRECISION)
-        before = tl.dot(reads.to(tl.float32), tl.trans(held), input_precision=PRECISION)
+        none = tl.zeros((CHUNK, VALUES), tl.float32)
+        before = stored_by_wide(reads, tl.trans(held), none, PRECISION)
         found = tl.dot(
             weights * _between(fallen, CHUNK),
             moved,
@@ -139,22 +211,17 @@ def _ssd_chunks(
         )
         tl.store(to, found, mask=mine)
         remaining = moved * tl.exp(last - fallen)[:, None]
-        held = tl.dot(
-            tl.trans(remaining),
-            written.to(tl.float32),
-            held * tl.exp(last),
-            input_precision=PRECISION,
-        )
+        held = wide_by_stored(tl.trans(remaining), written, held * tl.exp(last), PRECISION)
     tl.store(left + state_index, held, mask=known)
 
 
-@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row"))
+@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row", "query_scale"))
 def _delta_chunks(
     query, query_row, query_token, query_head, key, key_row, key_token, key_head,
     value, value_row, value_token, value_head, decay, decay_row, decay_token, decay_head,
-    write, write_row, write_token, write_head, state, left, out, length, each,
+    write, write_row, write_token, write_head, state, left, out, length, each, query_scale,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, NORMED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: some value elements of a head of one sequence."""
     row = tl.program_id(0).to(tl.int64)
@@ -186,27 +253,33 @@ def _delta_chunks(
         last = tl.sum(falls)
         between = _between(fallen, CHUNK)
         grown = tl.exp(fallen)[:, None]
-        wide_keys = keys.to(tl.float32)
-        wrong = (v - grown * tl.dot(wide_keys, held, input_precision=PRECISION)) * share
+        none = tl.zeros((CHUNK, VALUES), tl.float32)
+        # Factors of rows stay outside of products, which then are of stored numbers.
+        key_factor = tl.full((CHUNK,), 1.0, tl.float32)
+        query_factor = key_factor
+        if NORMED:
+            key_factor = _reciprocal_length(keys)
+            query_factor = _reciprocal_length(queries) * query_scale
+        by_key = key_factor[:, None]
+        found = stored_by_wide(keys, held, none, PRECISION)
+        wrong = (v - grown * by_key * found) * share
         # A token corrects what those before it have written; itself it has corrected once they
         # have.
-        overlaps = between_stored(keys, keys, PRECISION) * between * share
+        between *= key_factor[None, :]
+        overlaps = between_stored(keys, keys, PRECISION) * between * by_key * share
         for corrected in range(1, CHUNK):
             here = (number == corrected)[:, None]
             of_earlier = tl.sum(tl.where(here & (number < corrected)[None, :], overlaps, 0.0), 0)
             wrong -= tl.where(here, tl.sum(of_earlier[:, None] * wrong, 0)[None, :], 0.0)
-        reads = between_stored(queries, keys, PRECISION) * between
-        before = grown * tl.dot(queries.to(tl.float32), held, input_precision=PRECISION)
+        by_query = query_factor[:, None]
+        reads = between_stored(queries, keys, PRECISION) * between * by_query
+        before = grown * by_query * stored_by_wide(queries, held, none, PRECISION)
         to = (
             out
             + ((row * length + token[:, None]) * tl.num_programs(1) + head) * VALUE
             + column[None, :]
         )
         tl.store(to, tl.dot(reads, wrong, before, input_precision=PRECISION), mask=mine)
-        held = tl.dot(
-            tl.trans(wide_keys * tl.exp(last - fallen)[:, None]),
-            wrong,
-            held * tl.exp(last),
-            input_precision=PRECISION,
-        )
+        remaining = wrong * tl.exp(last - fallen)[:, None] * by_key
+        held = stored_by_wide(tl.trans(keys), remaining, held * tl.exp(last), PRECISION)
     tl.store(left + state_index, held, mask=known)

@@ -16,6 +16,8 @@ import triton.language as tl
 Tensor = torch.Tensor
 
 INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
+L2_EPS: Final = tl.constexpr(1e-6)
+"""Added to the sum of squares of what is normalised to length 1."""
 MIN_DOT_SIZE: Final = 16
 """Minimum side of a matrix product (`tl.dot`)."""
 

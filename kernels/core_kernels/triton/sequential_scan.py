@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.launching import next_power_of_2, sigmoid
+from core_kernels.triton.launching import L2_EPS, next_power_of_2, sigmoid
 
 Tensor = torch.Tensor
 
@@ -93,14 +93,21 @@ def ssd_scan(
 
 
 def delta_scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    write: Tensor,
+    state: Tensor,
+    query_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output of the gated delta rule [n, length, heads, value_size], and the final
     states.
 
     query and key are [n, length, key_heads, key_size], shared by groups of value heads; `decay` [n,
     length, heads] or [n, length, heads, key_size] is <= 0; `write` [n, length, heads], `state` [n,
-    heads, key_size, value_size].
+    heads, key_size, value_size]. `query_scale`: first normalise query and key to length 1, and
+    scale the query; None: take them as they are.
     """
     n, length, heads, value_size = value.shape
     key_heads, key_size = key.shape[2:]
@@ -111,9 +118,9 @@ def delta_scan(
         _delta[n, heads, triton.cdiv(value_size, VALUES)](
             query, *query.stride()[:3], key, *key.stride()[:3], value, *value.stride()[:3],
             decay, *decay.stride()[:3], write, *write.stride(), state.contiguous(), left, out,
-            length, heads // key_heads,
+            length, heads // key_heads, query_scale or 0.0,
             KEY=key_size, VALUE=value_size, BLOCK=next_power_of_2(key_size), VALUES=VALUES,
-            BY_CHANNEL=by_channel, num_warps=2,
+            BY_CHANNEL=by_channel, NORMED=query_scale is not None, num_warps=2,
         )  # fmt: skip
     return out, left
 
@@ -234,13 +241,13 @@ def _ssd(
     tl.store(left + state_index, held, mask=known)
 
 
-@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row"))
+@triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row", "query_scale"))
 def _delta(
     query, query_row, query_token, query_head, key, key_row, key_token, key_head,
     value, value_row, value_token, value_head, decay, decay_row, decay_token, decay_head,
-    write, write_row, write_token, write_head, state, left, out, length, each,
+    write, write_row, write_token, write_head, state, left, out, length, each, query_scale,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """One program: some value elements of a head of a sequence."""
     row = tl.program_id(0).to(tl.int64)
@@ -269,6 +276,9 @@ def _delta(
         k = tl.load(key + token * key_token, mask=element < KEY, other=0.0).to(tl.float32)
         q = tl.load(query + token * query_token, mask=element < KEY, other=0.0).to(tl.float32)
         v = tl.load(value + token * value_token, mask=mine, other=0.0).to(tl.float32)
+        if NORMED:
+            k *= tl.rsqrt(tl.sum(k * k) + L2_EPS)
+            q *= tl.rsqrt(tl.sum(q * q) + L2_EPS) * query_scale
         wrong = (v - tl.sum(held * k[:, None], 0)) * tl.load(write + token * write_token).to(
             tl.float32
         )

@@ -109,6 +109,9 @@ def launch_all() -> None:
     )
     for decay in (draw(1, 2, 4), draw(1, 2, 4, 64)):
         sequential_scan.delta_scan(key, key, draw(1, 2, 4, 64), decay, draw(1, 2, 4), states)
+    share = draw(1, 2, 4)
+    for scan in (chunked_scan.delta_scan, sequential_scan.delta_scan):
+        scan(key, key, draw(1, 2, 4, 64), share, share, states, 0.125)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def test_ssd_scan(n: int, length: int) -> None:
 
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize(("n", "length"), STRETCHES)
-def test_delta_scan(n: int, length: int, by_channel: bool) -> None:
+@pytest.mark.parametrize("query_scale", [None, 0.4])
+def test_delta_scan(n: int, length: int, by_channel: bool, query_scale: float | None) -> None:
     query = torch.randn(n, length, 2, 6)
     key = torch.randn(n, length, 2, 6) * 0.3
     decay = -torch.rand(n, length, 4, 6) if by_channel else -torch.rand(n, length, 4)
@@ -75,6 +76,7 @@ def test_delta_scan(n: int, length: int, by_channel: bool) -> None:
         decay,
         torch.rand(n, length, 4),
         torch.randn(n, 4, 6, 5),
+        query_scale,
     )
     assert_same(sequential_scan.delta_scan(*given), reference.delta_scan(*given))
 
@@ -89,14 +91,16 @@ def test_chunked_ssd_matches_sequential_scan() -> None:
     assert_same(ops.ssd_scan(*given), chunked_scan.ssd_scan(*given), 0.0)
 
 
-def test_chunked_delta_rule_matches_sequential_scan() -> None:
+@pytest.mark.parametrize("query_scale", [None, 0.4])
+def test_chunked_delta_rule_matches_sequential_scan(query_scale: float | None) -> None:
     length = 20
     query = torch.randn(1, length, 1, 6)
     key = torch.randn(1, length, 1, 12)[..., :6]
-    key = key / key.norm(dim=-1, keepdim=True)
+    if query_scale is None:
+        key = key / key.norm(dim=-1, keepdim=True)
     value = torch.randn(1, length, 2, 5)
-    state = torch.randn(1, 2, 6, 5)
-    given = query, key, value, -torch.rand(1, length, 2), torch.rand(1, length, 2), state
+    states = torch.randn(1, 2, 6, 5), query_scale
+    given = query, key, value, -torch.rand(1, length, 2), torch.rand(1, length, 2), *states
     assert_same(chunked_scan.delta_scan(*given), reference.delta_scan(*given), 1e-4)
     assert_same(ops.delta_scan(*given), chunked_scan.delta_scan(*given), 0.0)
 
