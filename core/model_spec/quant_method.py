@@ -31,6 +31,7 @@ class LinearMethod(Protocol):
       (`builtin_plugins.quant_methods.stored`).
     - `backend_for(layout)`, on a device's own method: the backend that stores and
       multiplies numbers in this layout, or None.
+    - `apply_with_bias(layer, x)`: `apply` plus `layer.bias`, where that is one launch.
     """
 
     suffixes: tuple[str, ...]

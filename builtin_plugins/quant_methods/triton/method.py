@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, QuantizedOps
 from core_kernels.triton.scaled_mm import ScaledFloatOps
+from torch import nn
 
 from builtin_plugins.quant_methods.cpu_packed import floats, ints
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
@@ -54,6 +55,11 @@ class TritonLinear(PlainLinear):
 
     def __init__(self, of_floats: OfFloats) -> None:
         self._of_floats = of_floats
+
+    def apply_with_bias(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T + bias, in one launch."""
+        linear: Any = layer.ops.linear  # type: ignore[union-attr]
+        return linear(x, layer.weight, layer.bias)  # type: ignore[no-any-return]
 
     def backend_for(self, spec: LayoutSpec) -> ints.PackedInts | floats.PackedFloats | None:
         """Return the backend of a layout; None: no kernel multiplies it."""

@@ -179,6 +179,10 @@ class Linear(QuantizedLayer):
         self.register_parameter(
             "bias", empty_parameter(self.out_features, dtype=context.dtype) if bias else None
         )
+        is_summed = split == "columns" and self._group.size > 1  # the bias is added to the sum
+        self._apply_with_bias: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = (
+            getattr(self.method, "apply_with_bias", None) if bias and not is_summed else None
+        )
         for name, listed in stored:
             self.expect(weights, name, self.parts[name])
             self._expect_bias(weights, name, listed)
@@ -188,6 +192,8 @@ class Linear(QuantizedLayer):
 
         `tokens`: the tokens of the step in x; None: all in order.
         """
+        if self._apply_with_bias is not None and self.adapter is None:
+            return self._apply_with_bias(self, x)
         out = self.method.apply(self, x)
         if (
             self.adapter is not None

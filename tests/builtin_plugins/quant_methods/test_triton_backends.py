@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from core_kernels.triton.quantized import FloatOps, QuantizedOps
 from core_kernels.triton.scaled_mm import ScaledFloatOps
 
+from benchmarks.gpu.counting_gpu import LaunchCounter
 from builtin_plugins.quant_methods.cpu_packed.floats import PackedFloatExperts, PackedFloats
 from builtin_plugins.quant_methods.cpu_packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.rtn.method import Int4, Int8
@@ -18,6 +20,10 @@ from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
 from builtin_plugins.quant_methods.triton.method import Float8Weights, TritonWeights
 from builtin_plugins.quant_methods.triton.plugin import engine_quant_methods
 from core.config import EngineConfig
+from core.model_spec.parallel import ParallelGroup
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.weights import WeightMap
+from core.testing.one_sequence import plain_context
 from tests.builtin_plugins.quant_methods.writers import float_formats as float_formats_writers
 from tests.builtin_plugins.quant_methods.writers import mxfp4 as mxfp4_writers
 from tests.builtin_plugins.quant_methods.writers.kernel_formats import CASES, LLAMA, gptq_case
@@ -95,6 +101,21 @@ def test_activations_are_rounded_only_for_w8a8_checkpoints() -> None:
         for more in ({}, {"weight_block_size": [128, 128]})
     )
     assert (by_row.activation_bits, by_block.activation_bits) == (8, 8)
+
+
+def test_bias_is_added_by_the_product_unless_ranks_are_summed() -> None:
+    context = replace(plain_context(), plain=TritonWeights())
+    layer = Linear(context, WeightMap(), "layer", 8, [Slice("out", 5)], bias=True)
+    weight, bias = (torch.randn(each.shape) for each in (layer.weight, layer.bias))
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    x = torch.randn(3, 8)
+    with torch.inference_mode(), LaunchCounter() as counter:
+        found = layer(x)
+    assert [launch.name for launch in counter.launches] == ["addmm"]
+    torch.testing.assert_close(found, x @ weight.T + bias)
+    two = replace(context, group=ParallelGroup(2, 0))
+    split = Linear(two, WeightMap(), "layer", 8, [Slice("out", 5)], split="columns", bias=True)
+    assert split._apply_with_bias is None
 
 
 def test_device_facts_select_the_method() -> None:
