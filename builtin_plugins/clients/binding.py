@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from builtin_plugins.clients.ranks import RANK, place_here, ranks_here
 from builtin_plugins.launchers.api import is_local
+from builtin_plugins.platforms.api import VISIBLE_GPUS, visible_gpus
 from core.api import ConfigError, EngineConfig
 
 log = logging.getLogger(__name__)
@@ -19,8 +20,6 @@ log = logging.getLogger(__name__)
 BINDING: Final = "data_parallel_cpu_binding"
 """Option that turns the binding off."""
 SYSTEM: Final = Path("/sys/devices/system")
-GPUS: Final = Path("/proc/driver/nvidia/gpus")
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def bind_to_share(config: EngineConfig) -> None:
@@ -110,36 +109,28 @@ def _cores(path: Path) -> list[int]:
 
 
 def device_environment(
-    config: EngineConfig,
-    rank: int,
-    environment: Mapping[str, str] = os.environ,
-    gpus: Path = GPUS,
+    config: EngineConfig, rank: int, gpus: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Return the environment that gives an engine a GPU of its own; empty for one GPU or none.
+    """Return the environment that gives each rank of an engine a GPU; empty for one GPU or none.
 
-    With fewer engines on this machine than GPUs, the first ones are used.
+    `gpus`: GPUs of this process; default: those that it may use. With more GPUs than ranks of all
+    engines on this machine, the first ones are used.
 
-    Raises `ConfigError` for fewer GPUs than engines.
+    Raises `ConfigError` for fewer GPUs than ranks.
     """
     if config.device.device == "cpu" or not is_local(config):
         return {}
-    devices = _visible_gpus(environment, gpus)
+    gpus = visible_gpus() if gpus is None else gpus
     num_engines = ranks_here(config)
-    if len(devices) < 2:
+    parallel = config.parallel
+    size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if len(gpus) < 2:
         return {}
-    if len(devices) < num_engines:
+    if len(gpus) < num_engines * size:
+        ranks = "" if size == 1 else f" of {size} ranks"
         raise ConfigError(
-            f"--data-parallel-size: got {num_engines} engines; expected at most one for each of "
-            f"{len(devices)} GPUs. Lower it, or use --device cpu."
+            f"--data-parallel-size: got {num_engines} engines{ranks}; expected at most one rank "
+            f"for each of {len(gpus)} GPUs. Lower it, or use --device cpu."
         )
-    return {VISIBLE: devices[place_here(config, rank)]}
-
-
-def _visible_gpus(environment: Mapping[str, str], gpus: Path) -> Sequence[str]:
-    named = environment.get(VISIBLE)
-    if named is not None:
-        return [each.strip() for each in named.split(",") if each.strip()]
-    try:
-        return [str(index) for index in range(len(list(gpus.iterdir())))]
-    except OSError:
-        return []
+    first = place_here(config, rank) * size
+    return {VISIBLE_GPUS: ",".join(gpus[first : first + size])}

@@ -1,4 +1,4 @@
-"""Cores, thread priorities and container limits, with the promises of `core.api`."""
+"""Cores, GPUs, thread priorities and container limits, with the promises of `core.api`."""
 
 from builtin_plugins.platforms.cgroup import (
     cpu_quota,
@@ -6,13 +6,16 @@ from builtin_plugins.platforms.cgroup import (
     oom_kill_count,
     tightest_memory_limit,
 )
+from builtin_plugins.platforms.devices import VISIBLE_GPUS, visible_gpus
 from builtin_plugins.platforms.machine import lower_thread_priority, usable_cores
 
 __all__ = [
+    "VISIBLE_GPUS",
     "cpu_quota",
     "lower_thread_priority",
     "memory_limit_bytes",
     "oom_kill_count",
     "tightest_memory_limit",
     "usable_cores",
+    "visible_gpus",
 ]

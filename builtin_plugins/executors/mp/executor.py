@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from builtin_plugins.executors.api import TICK_S, Start, thread_environment
+from builtin_plugins.executors.mp.devices import device_environment
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -143,9 +144,8 @@ class ProcessExecutor:
         with rendezvous(self._launcher.host) as place:
             for rank in range(self._size):
                 start = _start_of(rank, self._plugins, self._config)
-                process = RankProcess(
-                    self._launcher, start, environment, group, self._receive_later
-                )
+                own = {**environment, **device_environment(self._config, rank)}
+                process = RankProcess(self._launcher, start, own, group, self._receive_later)
                 self._ranks.append(process)
                 process.send(Join(place))
             loaded = self._answers(Loaded)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed
 
 from builtin_plugins.platforms.cuda.cuda_graphs import (
     MAX_CAPTURED_TOKENS,
@@ -23,6 +24,7 @@ from builtin_plugins.platforms.cuda.stream import DeviceStream
 from builtin_plugins.platforms.recording import RecordingOptions
 from core.api import ConfigError, EngineConfig
 from core.api.models import ForwardBatch, Model
+from core.models.layers.parallel import COLLECTIVE_TIMEOUT
 
 GIB: Final = 1 << 30
 BYTES_PER_TOKEN: Final = 160 << 10
@@ -33,15 +35,18 @@ BFLOAT16_FROM: Final = (8, 0)
 FLOAT8_FROM: Final = (8, 9)
 """Minimum compute capabilities for bfloat16 and FP8."""
 
+_dist: Any = torch.distributed  # its names have no type information
 log = logging.getLogger(__name__)
 
 
 class GpuPlatform:
-    """Base class of GPU platforms; uses one device."""
+    """Base class of GPU platforms; each rank uses one device."""
 
     name = "gpu"
     device = "cuda"
     overlaps = True
+    has_collectives = True
+    """Whether tensor-parallel ranks can communicate, by NCCL or RCCL."""
 
     def __init__(self) -> None:
         self._mixed = False
@@ -64,7 +69,7 @@ class GpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Store the settings of steps. Raises `ConfigError` for several ranks, invalid graph
+        """Store the settings of steps. Raises `ConfigError` for pipeline stages, invalid graph
         settings, and settings of the CPU kernels.
         """
         if isa := config.options.get("isa"):
@@ -73,16 +78,26 @@ class GpuPlatform:
                 "Remove it, or use --device cpu."
             )
         parallel = config.parallel
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        if parallel.pipeline_parallel_size > 1:
             raise ConfigError(
-                f"--tensor-parallel-size {parallel.tensor_parallel_size} and "
-                "--pipeline-parallel-size "
-                f"{parallel.pipeline_parallel_size}: {self.name} uses one device in this version. "
-                "Remove them, or use --device cpu."
+                f"--pipeline-parallel-size: got {parallel.pipeline_parallel_size}; expected 1 on "
+                f"{self.name}. Use --tensor-parallel-size, or --device cpu."
+            )
+        if parallel.tensor_parallel_size > 1 and not self.has_collectives:
+            raise ConfigError(
+                f"--tensor-parallel-size: got {parallel.tensor_parallel_size}; expected 1 on "
+                f"{self.name}. Remove it, or use --device cpu."
             )
         self._mixed = RecordingOptions.from_config(config).mixed
         self._max_model_len = config.model.max_model_len or 1
         self._is_started = True
+
+    def process_group(self, store: Any, rank: int, size: int) -> Any:
+        """Return a group of ranks that communicate by NCCL, on their devices' streams."""
+        backend = _dist.ProcessGroupNCCL
+        options = backend.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        return backend(store, rank, size, options)
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
         """Return the checkpoint's dtype, but float16 for bfloat16 on devices without it."""
@@ -214,3 +229,4 @@ class XpuPlatform(GpuPlatform):
 
     name = "xpu"
     device = "xpu"
+    has_collectives = False

@@ -113,20 +113,26 @@ def test_only_usable_cores_are_shared(tmp_path: Path) -> None:
     assert format_cores({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
 
 
-def test_each_engine_gets_a_gpu_of_its_own(tmp_path: Path) -> None:
-    for index in range(3):
-        (tmp_path / f"0000:0{index}:00.0").mkdir()
+def test_each_engine_gets_a_gpu_of_its_own() -> None:
+    three = ["0", "1", "2"]
     two = config(2)
-    assert device_environment(two, 1, {}, tmp_path) == {"CUDA_VISIBLE_DEVICES": "1"}
-    named = {"CUDA_VISIBLE_DEVICES": "4,GPU-a"}
-    assert device_environment(two, 1, named, tmp_path) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
-    assert device_environment(two, 1, {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == {}
-    assert device_environment(two, 1, {}, tmp_path / "none") == {}
+    assert device_environment(two, 1, three) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert device_environment(two, 1, ["4", "GPU-a"]) == {"CUDA_VISIBLE_DEVICES": "GPU-a"}
+    assert device_environment(two, 1, ["0"]) == {}
+    assert device_environment(two, 1, []) == {}
     on_cpu = replace(two, device=DeviceConfig(device="cpu"))
-    assert device_environment(on_cpu, 1, {}, tmp_path) == {}
+    assert device_environment(on_cpu, 1, three) == {}
     on_ray = replace(config(4), options={"launcher": "ray"})
-    assert device_environment(on_ray, 1, {}, tmp_path) == {}
+    assert device_environment(on_ray, 1, three) == {}
     with pytest.raises(
         ConfigError, match=r"--data-parallel-size: got 4 engines; expected .* 3 GPU"
     ):
-        device_environment(config(4), 0, {}, tmp_path)
+        device_environment(config(4), 0, three)
+
+
+def test_each_engine_gets_a_gpu_for_each_of_its_ranks() -> None:
+    two = config(2)
+    two = replace(two, parallel=replace(two.parallel, tensor_parallel_size=2))
+    assert device_environment(two, 1, list("0123")) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    with pytest.raises(ConfigError, match=r"got 2 engines of 2 ranks; expected .* 3 GPU"):
+        device_environment(two, 0, list("012"))

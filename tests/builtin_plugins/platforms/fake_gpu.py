@@ -18,6 +18,7 @@ from triton.runtime.interpreter import GridExecutor
 from builtin_plugins.platforms.cuda.cuda_graphs import CudaGraphModel
 from builtin_plugins.platforms.cuda.platform import GpuPlatform
 from core.api import Entry, hookimpl
+from core.models.layers.parallel import gloo
 
 GIB = 1 << 30
 NO_CPU = ("no:ops_cpu", "no:quant_cpu_packed", "no:attention_paged")
@@ -29,14 +30,22 @@ class FakeRecorder:
 
     def __init__(self) -> None:
         self.replays = 0
+        self._calls: list[Callable[[], object]] | None = None
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Record a call that is no operation of torch's dispatcher, such as a collective."""
+        if self._calls is not None:
+            self._calls.append(call)
 
     def record(
         self, function: Callable[[], torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor]:
         """Run the function and record every call with its tensors."""
         calls: list[Callable[[], object]] = []
+        self._calls = calls
         with record_launches(calls), _Operations(calls):
             out = function()
+        self._calls = None
 
         def replay() -> None:
             self.replays += 1
@@ -109,6 +118,23 @@ class _Operations(TorchDispatchMode):
         return out
 
 
+class _RecordedGroup:
+    """A Gloo group; replays repeat its collectives, as a graph repeats those of NCCL."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        """Sum tensors over the ranks."""
+        FakeGpu.recorder.add(lambda: self._group.allreduce(tensors).wait())
+        return self._group.allreduce(tensors)
+
+    def allgather(self, out: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Any:
+        """Gather tensors of the ranks."""
+        FakeGpu.recorder.add(lambda: self._group.allgather(out, tensors).wait())
+        return self._group.allgather(out, tensors)
+
+
 class _Event:
     def record(self) -> None:
         """Do nothing."""
@@ -133,6 +159,10 @@ class FakeGpu(GpuPlatform):
             empty_cache=lambda: None,
             Event=_Event,
         )
+
+    def process_group(self, store: Any, rank: int, size: int) -> Any:
+        """Return a group of Gloo instead of NCCL."""
+        return _RecordedGroup(gloo(store, rank, size))
 
     def wrap(self, model: Any, sizes: Sequence[int]) -> Callable[[Any], torch.Tensor]:
         """Return the model, recorded by this device."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from builtin_plugins.executors.mp.devices import device_environment
 from builtin_plugins.platforms.cuda import platform as gpu
 from builtin_plugins.platforms.cuda.cuda_graphs import (
     MAX_CAPTURED_TOKENS,
@@ -138,11 +139,44 @@ def test_too_low_gpu_memory_utilization_is_rejected() -> None:
         FakeGpu().kv_memory_bytes(config, GIB // 2)
 
 
-def test_several_gpu_ranks_are_rejected() -> None:
+def split_over(**sizes: int) -> EngineConfig:
     config = EngineConfig()
-    config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=2))
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 .* uses one device"):
-        FakeGpu().start(config)
+    return replace(config, parallel=replace(config.parallel, **sizes))
+
+
+def test_pipeline_stages_are_rejected_on_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size: got 2; expected 1 on fake"):
+        FakeGpu().start(split_over(pipeline_parallel_size=2))
+
+
+def test_tensor_parallel_ranks_need_collectives() -> None:
+    two = split_over(tensor_parallel_size=2)
+    FakeGpu().start(two)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: got 2; expected 1 on xpu"):
+        gpu.XpuPlatform().start(two)
+
+
+def test_each_rank_gets_a_gpu_of_its_own() -> None:
+    two = split_over(tensor_parallel_size=2)
+    found = [device_environment(two, rank, ["4", "7", "8"]) for rank in range(2)]
+    assert found == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "7"}]
+    assert device_environment(two, 1, []) == {}
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: got 2 ranks; .* 1 GPUs"):
+        device_environment(two, 0, ["4"])
+    assert device_environment(EngineConfig(), 0, ["4", "7"]) == {}
+
+
+@pytest.mark.slow
+def test_captured_tensor_parallel_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
+    """Ranks of the fake device communicate by Gloo, and repeat that in each replay."""
+    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
+    given = (
+        prompts_of("LlamaForCausalLM", (6, 2)),
+        SamplingParams(temperature=0.7, seed=3, max_tokens=8, ignore_eos=True),
+    )
+    whole = tokens_of(folder, *given, device="cpu", enforce_eager=True)
+    split = {"device": "fake", "plugins": PLUGINS, "tensor_parallel_size": 2}
+    assert tokens_of(folder, *given, **split) == whole
 
 
 def test_cpu_instruction_set_is_rejected_on_a_gpu() -> None:
