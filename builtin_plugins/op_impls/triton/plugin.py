@@ -10,7 +10,7 @@ OPS = {
     "gelu_and_mul": "exact GELU and product without temporaries",
     "gelu_tanh_and_mul": "tanh GELU and product without temporaries",
     "relu_and_mul": "ReLU and product without temporaries",
-    "gated_linear": "gate, up and activation of few rows in one launch, where it is faster than two",
+    "gated_linear": "gate, up and activation of few rows in one launch, where that is faster",
     "rotary": "query and key rotated in place, in one launch",
     "moe": "experts by grouped products, activation and weighted sum fused",
     "causal_conv": "convolution and SiLU in one pass",

@@ -84,7 +84,7 @@ class Mlp(nn.Module):
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         """Return activation(gate(x)) * up(x), or activation(up(x)) without a gate."""
         if self._gated_linear is not None and self.up.adapter is None:
-            return self._gated_linear(x, self.up.weight)
+            return self._gated_linear(x, self.up.get_parameter("weight"))
         x = self.up(x)
         if self._gate_scale != 1.0:
             x[:, self.up.slices["gate"]] *= self._gate_scale

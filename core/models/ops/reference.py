@@ -173,7 +173,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """Return activation(gate) * up for [gate | up] = x @ weight.T and weight [2 * width, hidden]."""
+    """Return activation(gate) * up for [gate | up] = x @ weight.T, weight [2 * width, hidden]."""
     return GATED[activation](linear(x, weight))
 
 

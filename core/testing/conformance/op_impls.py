@@ -121,10 +121,11 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
     elif op in ("best", "truncate", "draw"):
         yield from _sampling_examples(op, draw)
     elif op == "gated_linear":
-        for rows, hidden, width in ((0, 16, 8), (1, 16, 8), (3, 66, 5), (64, 16, 8), (65, 16, 8)):
+        shapes = ((0, 16, 8), (1, 16, 8), (3, 66, 5), (64, 16, 8), (65, 16, 8))
+        for num_rows, hidden, width in shapes:
             weight = draw(2 * width, hidden) * hidden**-0.5
             for activation in ("silu", "gelu", "gelu_tanh", "relu"):
-                yield draw(rows, hidden), weight, activation
+                yield draw(num_rows, hidden), weight, activation
         yield draw(3, 36)[:, :16], draw(10, 36)[:, :16], "silu"  # rows with gaps between
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)

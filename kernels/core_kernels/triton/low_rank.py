@@ -41,7 +41,7 @@ parts, address of the bias (0: none).
 PART: Final = tl.constexpr(4)
 """Entries of a part: address of its B factor, first column, number of columns, rank."""
 RANK_STEP: Final = tl.constexpr(8)
-"""Ranks are padded to a multiple of it with zeros: rows of B are read 16 bytes at a time."""
+"""Ranks are padded with zeros to a multiple of it, so that rows of B are read in vectors."""
 ALIGNMENT: Final = tl.constexpr(16)
 """Bytes that the addresses of factors are multiples of."""
 KINDS: Final = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
