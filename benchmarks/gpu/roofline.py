@@ -4,7 +4,8 @@ Run: python benchmarks/gpu/roofline.py [--only W1,W4] [--seconds 380]
 
 Measures the device's peak rates, then kernels (W4, W6, W5 attention), a small model (W1, W3;
 without overlap; transformers' continuous batching), and 8B models (W3, W5, W2a), with random
-weights. The share of a row is its minimum time, by the measured peak rates, over its time.
+weights. The share of a row is its minimum time, by the measured peak rates, over its time. The
+predicted time is `predict`'s, by the same rates.
 Workloads beyond the time limit are skipped by name. `--smoke` computes tiny shapes, with Triton's
 interpreter on machines without a GPU, and times nothing.
 """
@@ -25,7 +26,8 @@ import torch
 if not __package__:  # run as a file: fix the import path
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.gpu import ceilings, kernel_work, model_work
+from benchmarks.gpu import ceilings, kernel_work, model_work, predict
+from benchmarks.gpu.cards import CARDS
 from benchmarks.gpu.clock import Clock, DeviceClock, NoClock, Row
 
 WeightShard = Callable[[Clock, ceilings.Ceilings, Any], Iterator[Row]]
@@ -46,18 +48,27 @@ def run(clock: Clock, *, toys: bool, only: set[str], budget_s: float) -> None:
     found = ceilings.measure(clock, 1 << 16 if toys else 8 << 30, 64 if toys else 8192)
     if not toys:
         say(found)
+    predicted = {} if toys else predicted_s(torch.cuda.get_device_name(), found)
     print(
-        "| work | ms | limit, ms | share | target | comparison |\n"
-        "| --- | ---: | ---: | ---: | ---: | --- |"
+        "| work | ms | limit, ms | predicted, ms | share | target | comparison |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
     )
     for names, part, real, toy in PARTS:
         if only and not only & {*names.split()}:
             continue
         if time.monotonic() - begun > budget_s:
-            print(f"| {names} | left out: {budget_s:.0f} s are over | | | | |")
+            print(f"| {names} | left out: {budget_s:.0f} s are over | | | | | |")
             continue
         for row in part(clock, found, toy if toys else real):
-            print(line(row), flush=True)
+            print(line(row, predicted.get(row.name)), flush=True)
+
+
+def predicted_s(device: str, found: ceilings.Ceilings) -> dict[str, float]:
+    """Return the predicted seconds of the rows, by the measured rates; empty for other cards."""
+    for card in CARDS:
+        if card.name.split()[0] in device:
+            return {each.name: each.seconds for each in predict.predictions(card, found)}
+    return {}
 
 
 def say(found: ceilings.Ceilings) -> None:
@@ -72,12 +83,13 @@ def say(found: ceilings.Ceilings) -> None:
     )
 
 
-def line(row: Row) -> str:
+def line(row: Row, predicted: float | None = None) -> str:
     """Return a table row; without a time, a row that says it was computed."""
     if math.isnan(row.seconds):
-        return f"| {row.name} | computed | | | {row.target} | |"
+        return f"| {row.name} | computed | | | | {row.target} | |"
     share = row.limit_s / row.seconds
-    times = f"{row.seconds * 1e3:.3f} | {row.limit_s * 1e3:.3f} | {share:.2f}"
+    expected = "" if predicted is None else f"{predicted * 1e3:.3f}"
+    times = f"{row.seconds * 1e3:.3f} | {row.limit_s * 1e3:.3f} | {expected} | {share:.2f}"
     return f"| {row.name} | {times} | {row.target} | {row.comparison} |"
 
 

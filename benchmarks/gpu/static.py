@@ -19,6 +19,7 @@ import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks
+from core_kernels.triton.gated_linear import gated_linear
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.moe import moe
 from core_kernels.triton.quantized import FloatOps, GroupedOps, QuantizedOps
@@ -45,6 +46,7 @@ def dense(hidden: int, width: int, heads: int, kv_heads: int, head_size: int, vo
     row_ops.rms_norm(x, empty(hidden), 1e-6)
     row_ops.add_rms_norm(x, x, empty(hidden), 1e-6)
     row_ops.gated(empty(ROWS, 2 * width), "silu")
+    gated_linear(x, empty(2 * width, hidden), "silu")
     attend(AttentionParams(heads, kv_heads, head_size, head_size**-0.5))
     logits = empty(ROWS, vocab, dtype=torch.float32)
     numbers = torch.arange(ROWS)
@@ -97,7 +99,8 @@ def mamba2(channels: int, heads: int, head_size: int, state: int, taps: int) -> 
         scan = sequential_scan.ssd_scan if length == 1 else chunked_scan.ssd_scan
         x = empty(1, length, heads, head_size)
         key = empty(1, length, 1, state)
-        scan(x, empty(1, length, heads), empty(heads), key, key, states)
+        step = empty(1, length, heads, dtype=torch.float32)
+        scan(x, step, empty(heads, dtype=torch.float32), key, key, states)
 
 
 def gated_delta(key_heads: int, heads: int, head_size: int) -> None:
@@ -106,8 +109,8 @@ def gated_delta(key_heads: int, heads: int, head_size: int) -> None:
     for length in (1, 256):
         scan = sequential_scan.delta_scan if length == 1 else chunked_scan.delta_scan
         key = empty(1, length, key_heads, head_size)
-        share = empty(1, length, heads)
-        scan(key, key, empty(1, length, heads, head_size), share, share, states)
+        share = empty(1, length, heads, dtype=torch.float32)
+        scan(key, key, empty(1, length, heads, head_size), share, share, states, 1.0)
 
 
 def adapters(hidden: int, width: int, rank: int) -> None:

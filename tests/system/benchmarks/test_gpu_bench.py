@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import kernel_work, model_work, predict
+from benchmarks.gpu.cards import CARDS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -29,6 +32,22 @@ def test_toy_shapes_are_computed_and_nothing_is_timed() -> None:
 @pytest.mark.slow
 def test_every_workload_of_the_table_is_computed() -> None:
     heading, _, *rows = last_lines("benchmarks/gpu/roofline.py")
-    assert heading == "| work | ms | limit, ms | share | target | comparison |"
+    assert heading == "| work | ms | limit, ms | predicted, ms | share | target | comparison |"
     assert all("| computed |" in row for row in rows)
     assert {row.split()[1] for row in rows} == {"W1", "W2a", "W3", "W4", "W5", "W6"}
+    expected = predict.predictions(CARDS[0], CARDS[0].ceilings, kernel_work.TOY, model_work.TOY)
+    assert {row.split(" | ")[0][2:] for row in rows} == {each.name for each in expected}
+
+
+def test_predictions_are_above_their_limits_and_scale_with_the_card() -> None:
+    first, second = (
+        {each.name: each for each in predict.predictions(card, card.ceilings)} for card in CARDS
+    )
+    assert list(first) == list(second)
+    assert all(each.seconds > each.limit_s for each in first.values())
+    assert all(second[name].seconds <= first[name].seconds for name in first)
+
+
+def test_committed_predictions_are_those_of_the_model() -> None:
+    text = predict.page()
+    assert (ROOT / "benchmarks/gpu/predictions.md").read_text() == text
