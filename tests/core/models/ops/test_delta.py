@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,6 +33,18 @@ def test_chunked_delta_scan_equals_token_loop(length: int, by_channel: bool) -> 
         torch_impls.delta_scan(*inputs), reference.delta_scan(*inputs), strict=True
     ):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("scan", [reference.delta_scan, torch_impls.delta_scan])
+def test_query_scale_normalises_queries_and_keys(scan: Any) -> None:
+    query = draw(2, 20, 2, 8)
+    key = draw(2, 20, 2, 8, seed=1)
+    write = draw(2, 20, 4).sigmoid()
+    rest = draw(2, 20, 4, 5), -draw(2, 20, 4, seed=2).exp(), write, draw(2, 4, 8, 5)
+    lengths = [(part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key)]
+    expected = scan(query / lengths[0] * 0.3, key / lengths[1], *rest)
+    for found, truth in zip(scan(query, key, *rest, 0.3), expected, strict=True):
+        torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
 
 
 def test_delta_scan_with_full_decay_is_finite() -> None:
