@@ -76,15 +76,12 @@ def test_ops_equal_their_reference_in_each_layout(op: str, layout: str, dtype: t
     check(op_results(op, LAYOUTS[layout], dtype), dtype)
 
 
-@pytest.mark.slow
 def test_every_launched_kernel_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kernel that the sources launch runs in one of the cases."""
+    """Each kernel that the sources launch is launched by one of the cases; none runs here."""
     ran: set[str] = set()
-    launch = GridExecutor.__call__
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
         ran.add(self.fn.__name__)
-        launch(self, *args, **kwargs)
 
     monkeypatch.setattr(GridExecutor, "__call__", recorded)
     for case in KERNELS.values():
