@@ -46,7 +46,7 @@ class GpuPlatform:
     device = "cuda"
     overlaps = True
     has_collectives = True
-    """Whether tensor-parallel ranks can communicate, by NCCL or RCCL."""
+    """Whether tensor-parallel ranks each get a device and communicate, by NCCL."""
 
     def __init__(self) -> None:
         self._mixed = False
@@ -219,6 +219,7 @@ class RocmPlatform(GpuPlatform):
     """AMD GPUs, which torch also calls cuda. Never run."""
 
     name = "rocm"
+    has_collectives = False
 
     def _is_of_torch(self) -> bool:
         return torch.version.hip is not None

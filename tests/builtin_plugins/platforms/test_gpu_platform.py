@@ -149,11 +149,14 @@ def test_pipeline_stages_are_rejected_on_gpus() -> None:
         FakeGpu().start(split_over(pipeline_parallel_size=2))
 
 
-def test_tensor_parallel_ranks_need_collectives() -> None:
+@pytest.mark.parametrize("made", [gpu.RocmPlatform, gpu.XpuPlatform])
+def test_tensor_parallel_ranks_need_collectives(made: Any) -> None:
     two = split_over(tensor_parallel_size=2)
     FakeGpu().start(two)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: got 2; expected 1 on xpu"):
-        gpu.XpuPlatform().start(two)
+    with pytest.raises(
+        ConfigError, match=r"--tensor-parallel-size: got 2; expected 1 on (rocm|xpu)"
+    ):
+        made().start(two)
 
 
 def test_each_rank_gets_a_gpu_of_its_own() -> None:
