@@ -136,12 +136,12 @@ class MetricSink(Protocol):
     """Receives statistics. Constructed with (config). A sink that keeps
     raising is quarantined.
 
-    Optional methods: `step(StepStats)`, in the thread that listens to the engine; in the event
-    loop's `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`; `ready(config)`, once, with
-    every automatic value resolved; and `expose(health)`, from any thread, which returns
-    (body, content type) for `/metrics`, where `health` is `ServedEngine.health()`; and
-    `snapshots(health)`, the same as objects for `LLM.get_metrics`. Several sinks that expose
-    Prometheus text share the page; metric names must be unique over all of them.
+    Optional methods: `step(StepStats)`, in the thread that listens to the engine;
+    in the event loop's `tokens(TokenStats)`, `http(HttpStats)`, `calls(CallStats)`;
+    `ready(config)`, once, with automatic values resolved; from any thread
+    `expose(health)`, which returns (body, content type) for `/metrics`, where
+    `health` is `ServedEngine.health()`, and `snapshots(health)`, objects for
+    `LLM.get_metrics`. Names of metrics are unique over all sinks.
     """
 
     def request(self, stats: RequestStats) -> None:

@@ -19,7 +19,7 @@ from core.model_spec.tower import MULTIMODAL, PROMPT_EMBEDS
 from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
 from core.models.layers.embedding import Embedding, Head, PerLayerInputs
-from core.models.layers.encoder import Encoder, inputs_of
+from core.models.layers.encoder import Encoder, encoder_states
 from core.models.layers.linear import Linear, Slice, Tokens
 from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.pooling import Dense, PoolingHead
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
         x = self._enter(batch)
         step = ForwardContext(batch.positions, [*batch.attention, batch.counts])
         step.item_states = batch.item_states
-        step.encoder_states = _encoder_states(self.encoder, batch)
+        step.encoder_states = encoder_states(self.encoder, batch)
         if self._layers_read_embedding:
             step.embedded = x.clone()  # add_rms_norm overwrites the residual stream
         residual: torch.Tensor | None = None
@@ -290,17 +290,6 @@ class Decoder(nn.Module):
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
         return _with_prompt_tokens(logits, self.spec.num_prompt_tokens)
-
-
-def _encoder_states(encoder: Encoder | None, batch: ForwardBatch) -> torch.Tensor | None:
-    """Return the encoder states of new requests: of the encoder, or given by a feature."""
-    given = None if batch.item_states is None else batch.item_states.entering
-    if encoder is None:
-        return given
-    states: torch.Tensor | None = None
-    if batch.entering:
-        states = encoder(inputs_of(batch.entering), given)
-    return states
 
 
 def _with_prompt_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -26,6 +26,7 @@ from core.models.layers.residual import ForwardContext, add_residual
 from core.models.layers.weights import assign_weight, empty_parameter
 
 if TYPE_CHECKING:
+    from core.contracts.attention import ForwardBatch
     from core.contracts.models import BuildContext
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.encoder import FramesSpec
@@ -198,3 +199,14 @@ class Encoder(nn.Module):
             return x
         at = (ids == self._placeholder).nonzero().flatten()
         return x.index_copy(0, at.to(self._device, non_blocking=True), embeddings.to(x.dtype))
+
+
+def encoder_states(encoder: Encoder | None, batch: ForwardBatch) -> torch.Tensor | None:
+    """Return the encoder states of new requests: of the encoder, or given by a feature."""
+    given = None if batch.item_states is None else batch.item_states.entering
+    if encoder is None:
+        return given
+    states: torch.Tensor | None = None
+    if batch.entering:
+        states = encoder(inputs_of(batch.entering), given)
+    return states
