@@ -168,6 +168,8 @@ def _plan(spec: CacheSpec, start: int, count: int) -> Any:
         return plan_states(
             np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count
         )
+    if not getattr(spec, "top_k", 0):
+        return start
     end = start + count
     block = torch.zeros(1, 1, dtype=torch.int32)  # one block holds the sequence
     slots = torch.arange(start, end)
