@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -85,8 +85,14 @@ class SharedDirectory(BoundedDirectory):
         """Return whether a block was stored or found."""
         return super().holds(key) or key in self._found
 
+    def admit(self, key: BlockKey, pinned: Container[BlockKey]) -> list[BlockKey] | None:
+        """Make room for a block, unless another engine has stored it."""
+        return None if key in self._found else super().admit(key, pinned)
+
     def add_found(self, key: BlockKey) -> None:
         """Hold a block of another engine, which takes no space of this one."""
+        if key in self._admitted:
+            return  # it is being written here
         self._found[key] = None
         if len(self._found) > MAX_FOUND:
             self._found.popitem(last=False)

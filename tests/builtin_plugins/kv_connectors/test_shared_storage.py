@@ -21,6 +21,8 @@ import pytest
 from builtin_plugins.features.kv_tiers.tier_index import ObservedDirectory, TierIndex
 from builtin_plugins.kv_connectors import disk
 from builtin_plugins.kv_connectors.api import BlockKey
+from builtin_plugins.kv_connectors.block_files import block_path
+from builtin_plugins.kv_connectors.disk import PARTIAL_SUFFIX
 from builtin_plugins.kv_connectors.shared_storage import SharedDirectory
 from core import LLM
 from tests.builtin_plugins.kv_connectors.small_engines import (
@@ -52,7 +54,8 @@ def fill(folder: Path) -> None:
 
 def files(folder: Path) -> dict[Path, int]:
     """Return the block files, and when they were written."""
-    return {path: path.stat().st_ino for path in folder.rglob("*-*") if path.is_file()}
+    found = (path for path in folder.rglob("*-*") if path.suffix != PARTIAL_SUFFIX)
+    return {path: path.stat().st_ino for path in found if path.is_file()}
 
 
 class Fault:
@@ -190,6 +193,7 @@ def test_hostile_files_change_no_token(
     with open_shared(tmp_path, num_gpu_blocks_override=400) as llm:
         if is_found:
             assert run(llm)[0] == expected
+            settle(llm)
             assert llm.reset_prefix_cache()
         number = 2 if damage == "thousands of odd names" else None
         for path in sorted(files(tmp_path))[:number]:
@@ -222,6 +226,39 @@ def test_other_tenants_salt_finds_nothing(tmp_path: Path) -> None:
         ]
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert [output.num_cached_tokens or 0 for output in outputs] == [0] * len(PROMPTS)
+
+
+def test_full_engine_deletes_no_blocks_of_others(expected: Tokens, tmp_path: Path) -> None:
+    fill(tmp_path)
+    before = files(tmp_path)
+    block_bytes = next(iter(before)).stat().st_size
+    with open_shared(tmp_path, extra={"max_bytes": 12 * block_bytes}) as llm:
+        assert min(run(llm)[1]) == 64
+        for start in range(3):
+            run(llm, [[2 + (i * 7 + start + j * j * j) % 60 for j in range(70)] for i in range(4)])
+            settle(llm)
+        index = only_tier(llm)._index
+        assert index.num_evicted > 0
+        assert index.directory.num_bytes <= index.directory.capacity_bytes
+        found = {Path(block_path(key)).name for key in index.directory._found}
+    assert len(found) == 64
+    assert {path for path in before if path.name in found} <= files(tmp_path).keys()
+
+
+def test_block_that_is_written_and_found_at_once_is_stored_once() -> None:
+    """A write ends well, although a lookup and a failed read have met the block meanwhile."""
+    directory = SharedDirectory(1 << 10, [8], "lru")
+    key = BlockKey(0, bytes(32))
+    assert directory.admit(key, ()) == []
+    directory.add_found(key)
+    assert not directory.holds(key)
+    directory.mark_stored(key)
+    assert (directory.holds(key), directory.num_bytes) == (True, 8)
+    directory.discard(key)
+    directory.add_found(key)
+    assert directory.admit(key, ()) is None
+    directory.discard(key)
+    assert (directory.holds(key), directory.num_bytes) == (False, 0)
 
 
 def test_found_blocks_take_no_space_and_are_reported() -> None:
