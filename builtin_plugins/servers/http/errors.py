@@ -102,7 +102,9 @@ def describe(error: BaseException, request_id: str | None = None) -> ErrorAnswer
     if isinstance(error, RequestTimeout):
         return ErrorAnswer(504, str(error), "server_error", code="timeout")
     if isinstance(error, EngineDead):
-        return ErrorAnswer(503, str(error), "server_error", code="engine_dead")
+        return ErrorAnswer(
+            503, str(error), "server_error", code="engine_dead", headers={"Retry-After": "1"}
+        )
     if isinstance(error, PluginError):
         return ErrorAnswer(
             500, error.client_message(request_id), "server_error", code="plugin_failed"

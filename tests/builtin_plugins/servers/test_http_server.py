@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from builtin_plugins.servers.http.app import EngineApp
 from builtin_plugins.servers.http.errors import describe
 from builtin_plugins.servers.http.server import HttpServer
-from core.api import ConfigError, PluginError, QueueFull, RequestTimeout
+from core.api import ConfigError, EngineDead, PluginError, QueueFull, RequestTimeout
 from core.api.telemetry import HttpStats
 from core.config import EngineConfig
 from core.frontend.metrics import SinkHealth
@@ -393,6 +393,12 @@ def test_signal_shuts_down_server_after_ready_line(capsys):
     assert server.run() == 0
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().out.startswith("Serving echo on http://127.0.0.1:")
+
+
+def test_call_that_dies_with_its_engine_may_be_sent_again() -> None:
+    answer = describe(EngineDead("the engine died before it answered; retry the call."))
+    assert (answer.status, answer.code) == (503, "engine_dead")
+    assert answer.headers == {"Retry-After": "1"}
 
 
 def test_error_names_plugin_without_file_paths() -> None:
