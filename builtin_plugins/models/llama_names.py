@@ -258,7 +258,10 @@ def minicpm(hf_config: object) -> DecoderSpec:
     """Return the facts of a MiniCPM config, of a dense model or of one with experts."""
     facts = ModelFacts(hf_config)
     spec = equal_layers(facts, facts.norm(), names=MINICPM, tied=True)
-    scale = facts.number("scale_depth", 1.0) / math.sqrt(facts.num_layers())
+    # Heads of speculation have one layer, and the denominator of the model.
+    scale = facts.number("scale_depth", 1.0) / math.sqrt(
+        facts.count("mup_denominator", facts.num_layers())
+    )
     layer = replace(spec.layers[0], residual_scale=scale)
     if experts := facts.count("num_experts", 0, least=0):
         top_k = facts.count("num_experts_per_tok")

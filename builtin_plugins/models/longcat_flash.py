@@ -1,10 +1,16 @@
 """LongCat-Flash: pairs of MLA layers; experts read in the first and are added after the second."""
 
 from core.api import Entry, hookimpl
-from core.model_spec.decoder import DecoderSpec
+from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
 from core.model_spec.facts import ModelFacts, latent_attention
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.names import WeightNames
+
+MTP_NAMES = WeightNames(
+    gate="transformer_layer.mlp.gate_proj",
+    up="transformer_layer.mlp.up_proj",
+    down="transformer_layer.mlp.down_proj",
+)
 
 
 @hookimpl
@@ -45,7 +51,22 @@ def spec(hf_config: object) -> DecoderSpec:
         for late in (experts, None)
     )
     layers = pair * facts.num_layers("num_layers")
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=_names(experts))
+    stored = "model.mtp.layers.0"
+    mtp = MtpLayerSpec(
+        layer=LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm),
+        norm=norm,
+        stored=stored,
+        tensors=("model.mtp.*",),
+        ignored=("model.mtp.embed_tokens.*", "*.rotary_emb.inv_freq"),
+        token_norm=f"{stored}.enorm.m",
+        hidden_norm=f"{stored}.hnorm.m",
+        product=f"{stored}.eh_proj",
+        final_norm="model.mtp.norm",
+        continues_normed=True,
+        names=MTP_NAMES,
+    )
+    names = _names(experts)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
 
 
 def _names(experts: MoeSpec) -> WeightNames:

@@ -14,6 +14,7 @@ from builtin_plugins.speculators.tree_slots import PlacedTree, Query, TreeSlots,
 from core.api import ConfigError
 from core.api.models import AttentionInputs
 from core.model_spec.kv import (
+    ChunkedLocal,
     FullAttention,
     IndexKeys,
     LatentKeys,
@@ -38,7 +39,7 @@ PREFIX = "draft."
 def draft_layers(layers: Sequence[LayerKV], source: str) -> list[LayerKV]:
     """Return a speculator's KV layers for the worker.
 
-    Sliding windows cache all tokens, because a row may catch up from its start. `source`: the
+    Windows and chunks cache all tokens, because a row may catch up from its start. `source`: the
     flag, for errors. Raises `ConfigError` for layers without keys and values or latents.
     """
     return [LayerKV(PREFIX + layer.name, _spec_of(layer, source)) for layer in layers]
@@ -50,7 +51,7 @@ def _spec_of(layer: LayerKV, source: str) -> FullAttention:
         return spec  # type: ignore[return-value]
     if type(spec) is SlidingLatents:
         return LatentKeys(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
-    if type(spec) is SlidingWindow:
+    if isinstance(spec, SlidingWindow | ChunkedLocal):
         return FullAttention(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
     raise ConfigError(
         f"{source}: got layers with a {type(spec).__name__}; expected attention layers only. "

@@ -1,22 +1,23 @@
-"""EAGLE: layers, Llama-like or latent, over a token's embedding and the preceding hidden state.
+"""EAGLE: layers over a token's embedding and the preceding hidden state.
 
-Embedding and LM head are the target's.
+The layers are those of Llama, or of the target's family. Embedding and LM head are the target's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
 from builtin_plugins.speculators.chain import ChainSpeculator
+from builtin_plugins.speculators.checkpoints import HEAD_ARCHITECTURE
 from builtin_plugins.speculators.draft_trees import top_tokens
 from core.api import ConfigError
 from core.model_spec.kv import LayerKV
-from core.model_spec.names import WeightNames
 from core.models.layers.block import Block
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import optional_norm
@@ -38,6 +39,9 @@ RENAME: Final = (
     (r"^transformer\.", "layers.0."),
     (r"^embedding_layernorm\.", "enorm."),
     (r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm."),
+    (r"^eagle_layers\.", "layers."),
+    (r"^input_norm1\.", "enorm."),
+    (r"^input_norm2\.", "hnorm."),
 )
 """Alternative tensor names of checkpoints."""
 LATENT: Final[Mapping[str, Any]] = {
@@ -52,6 +56,44 @@ after the target's, so none is one of the first, dense ones.
 IGNORED: Final = ("embed_tokens.*", "lm_head.*", "*.rotary_emb.inv_freq", "t2d", "d2t")
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the heads of one family of models differ from those of Llama."""
+
+    architecture: str = HEAD_ARCHITECTURE
+    router: str = ""
+    """Tensor of a layer with experts; empty: layers are dense."""
+    has_norm: bool = True
+    """Whether the head's final norm is used."""
+    continues_normed: bool = False
+    """Whether the next draft token reads the normalised hidden state."""
+
+
+_LLAMA4: Final = Family("Llama4ForCausalLM", "feed_forward.router.weight", continues_normed=True)
+FAMILIES: Final[Mapping[str, Family]] = {
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
+    "minicpm": Family("MiniCPMForCausalLM", has_norm=False),
+}
+"""Families by the model_type of a head's config.json; other heads have layers of Llama, or latent
+ones.
+"""
+
+
+def _expert_fields(family: Family, stored: Iterable[str], num_layers: int) -> Mapping[str, Any]:
+    """Return the fields that say which layers have experts, by what the checkpoint stores.
+
+    The config counts layers from the target's first one.
+    """
+    if not family.router:
+        return {}
+    pattern = re.compile(rf"layers\.(\d+)\.{re.escape(family.router)}")
+    sparse = [int(found[1]) for name in stored if (found := pattern.fullmatch(name))]
+    # An empty list of layers with experts would be that of the config's step.
+    step = {} if sparse else {"interleave_moe_layer_step": num_layers + 1}
+    return {"moe_layers": sparse, **step}
+
+
 class Eagle(ChainSpeculator):
     """Method `eagle`: reads the target's final hidden states."""
 
@@ -59,15 +101,19 @@ class Eagle(ChainSpeculator):
         source, config = self._checkpoint()
         inner = config.get("transformer_layer_config") or config.get("model") or config
         inner = inner if isinstance(inner, Mapping) else config
-        own = self._decoder_spec(inner, **(LATENT if "kv_lora_rank" in inner else {}))
+        names = WeightMap(rename=RENAME)
+        stored = {names.renamed(name) for name in self._stored_shapes(source)}
+        family = FAMILIES.get(str(inner.get("model_type")), Family())
+        changes = _expert_fields(family, stored, int(inner.get("num_hidden_layers") or 1))
+        if "kv_lora_rank" in inner:
+            changes = LATENT
+        own = self._decoder_spec(inner, **{"architecture": family.architecture, **changes})
         if own.hidden_size != spec.hidden_size:
             raise ConfigError(
                 f"--speculative-config.model {source.name!r}: got hidden_size {own.hidden_size}; "
                 f"expected the target's {spec.hidden_size}. Use a head of this model."
             )
-        names = WeightMap(rename=RENAME)
-        stored = {names.renamed(name) for name in self._stored_shapes(source)}
-        self._head = EagleHead(own, stored, self._target, parts.context)
+        self._head = EagleHead(own, family, stored, self._target, parts.context)
         self._load_weights(self._head.weights, source)
         return self._layers(parts)
 
@@ -76,11 +122,18 @@ class EagleHead(nn.Module):
     """The `ChainHead` of EAGLE. Usually the first layer has no input norm."""
 
     def __init__(
-        self, spec: DecoderSpec, stored: set[str], target: Decoder, context: BuildContext
+        self,
+        spec: DecoderSpec,
+        family: Family,
+        stored: set[str],
+        target: Decoder,
+        context: BuildContext,
     ) -> None:
         super().__init__()
         hidden = spec.hidden_size
-        self.weights = weights = WeightMap(rename=RENAME, ignored=IGNORED)
+        unused = () if family.has_norm else ("norm.*",)
+        self.weights = weights = WeightMap(rename=RENAME, ignored=(*IGNORED, *unused))
+        self._continues_normed = family.continues_normed
         self._logits = target.logits
         self.embedded = target.embedded
 
@@ -89,19 +142,19 @@ class EagleHead(nn.Module):
                 spec.norm if f"{name}.weight" in stored else None, hidden, context, weights, name
             )
 
-        self.token_norm, self.hidden_norm, self.final_norm = (
-            optional(name) for name in ("enorm", "hnorm", "norm")
-        )
+        self.token_norm, self.hidden_norm = (optional(name) for name in ("enorm", "hnorm"))
+        self.final_norm = optional("norm") if family.has_norm else None
         bias = "fc.bias" in stored
         self.fc = Linear(context, weights, "fc", 2 * hidden, [Slice("out", hidden)], bias=bias)
-        names = replace(WeightNames(), layer="layers.{}")
+        names = replace(spec.names, layer="layers.{}")
         spec = replace(spec, names=names)
         self.rotary = rotary_of(spec, context, weights)
         blocks = []
         for index, facts in enumerate(spec.layers):
             if f"layers.{index}.input_layernorm.weight" not in stored:
                 facts = replace(facts, attention_in=None)
-            block = Block(facts, spec, names.layer.format(index), self.rotary, context, weights)
+            rotary = self.rotary if getattr(facts.attention, "rope", None) else None
+            block = Block(facts, spec, names.layer.format(index), rotary, context, weights)
             block.attention_plan = index
             blocks.append(block)
         self.layers = nn.ModuleList(blocks)
@@ -137,7 +190,7 @@ class EagleHead(nn.Module):
         for block in self.layers:
             x, residual = block(x, residual, step)
         out, stream = add_residual(self.final_norm, x, residual)
-        return out, stream
+        return out, out if self._continues_normed else stream
 
     def best(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """Return the top tokens, with the target's LM head."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,7 @@ class MtpLayer(nn.Module):
 
     def __init__(self, mtp: MtpLayerSpec, target: Decoder, context: BuildContext) -> None:
         super().__init__()
-        spec = target.spec
+        spec = replace(target.spec, names=mtp.names or target.spec.names)
         hidden = spec.hidden_size
         self.weights = weights = WeightMap(rename=spec.names.rename, ignored=mtp.ignored)
         self._spec = mtp

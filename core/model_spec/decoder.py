@@ -44,6 +44,8 @@ class MtpLayerSpec:
     """Whether the hidden state comes before the embedding in the projection's input."""
     final_norm: str = ""
     """Name of the norm before the head; empty: no norm."""
+    names: WeightNames | None = None
+    """Names within the layer; None: those of the decoder's layers."""
     continues_normed: bool = False
     """Whether the next MTP step reads the normalised hidden state instead of the residual stream.
     """
