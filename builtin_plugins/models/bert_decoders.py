@@ -40,15 +40,11 @@ def _names(prefix: str, **names: str) -> WeightNames:
     return replace(known, **names)  # type: ignore[arg-type]
 
 
-def _transform(facts: ModelFacts, width: int, *, dense: str, norm: str) -> DenseSpec:
-    """Return the dense layer before the head."""
-    return DenseSpec(
-        name=f"cls.predictions.{dense}",
-        width=width,
-        activation=facts.activation(default="gelu"),
-        norm=facts.layer_norm(eps=1e-12),
-        norm_name=f"cls.predictions.{norm}",
-    )
+def _transform(facts: ModelFacts, width: int, stored: str) -> DenseSpec:
+    """Return the dense layer before the head, with its tensors below `stored`."""
+    activation = facts.activation(default="gelu")
+    norm: dict[str, Any] = {"norm": facts.layer_norm(eps=1e-12), "norm_name": f"{stored}.LayerNorm"}
+    return DenseSpec(name=f"{stored}.dense", width=width, activation=activation, **norm)
 
 
 def _decoder(
@@ -79,9 +75,7 @@ def _decoder(
             "norm": None,
             "embed_norm": norm,
             "head_bias": True,
-            "head_transform": _transform(
-                facts, hidden, dense="transform.dense", norm="transform.LayerNorm"
-            ),
+            "head_transform": _transform(facts, hidden, "cls.predictions.transform"),
             "names": names,
             **changes,
         }
@@ -132,7 +126,7 @@ def rembert(hf_config: object) -> DecoderSpec:
         tied_head=False,
         embed_size=facts.count("input_embedding_size", 256),
         embed_in_last=True,
-        head_transform=_transform(facts, width, dense="dense", norm="LayerNorm"),
+        head_transform=_transform(facts, width, "cls.predictions"),
     )
 
 
@@ -147,9 +141,7 @@ def roformer(hf_config: object) -> DecoderSpec:
         rope=RopeSpec(facts.heads()["head_size"], 10_000.0, interleaved=True),
         embed_size=width,
         embed_in_last=True,
-        head_transform=_transform(
-            facts, width, dense="transform.dense", norm="transform.LayerNorm"
-        ),
+        head_transform=_transform(facts, width, "cls.predictions.transform"),
     )
 
 

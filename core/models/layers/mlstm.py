@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from core.model_spec.kv import RecurrentState
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.state import state_dtype
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -62,9 +64,9 @@ class MLstm(nn.Module):
         self.out_proj = Linear(
             context, weights, f"{prefix}.out_proj", width, [Slice("out", hidden)], split="columns"
         )
-        # float32 always: it sums over the whole sequence.
         state = (self.heads, spec.key_size, spec.value_size + 1)
-        self.kv_spec = RecurrentState(((state, "float32"), ((self.heads,), "float32")))
+        dtype = state_dtype(context)
+        self.kv_spec = RecurrentState(((state, dtype), ((self.heads,), dtype)))
         self.cache: States | None = None
 
     def forward(self, x: torch.Tensor, plan: StatePlan) -> torch.Tensor:
@@ -80,7 +82,7 @@ class MLstm(nn.Module):
     def _segments(self, run: SegmentGroup, fed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return the heads' outputs, [n, length, heads, value_size] in float32."""
         assert self.cache is not None, "bind_kv was not called"
-        states = [run.load(part) for part in self.cache]
+        states = [run.load(part).float() for part in self.cache]
         query, key, value = (
             fed[..., self.in_proj.slices[name]]
             .float()
@@ -94,27 +96,21 @@ class MLstm(nn.Module):
         chunks = []
         for at in range(0, run.length, CHUNK):
             here = slice(at, at + CHUNK)
-            gates_here = (input_gate[:, :, here], forget_gate[:, :, here])
-            inputs = (query[:, :, here], key[:, :, here], value[:, :, here])
-            out, states = self._chunk(inputs, gates_here, states)
+            parts = [part[:, :, here] for part in (query, key, value, input_gate, forget_gate)]
+            out, states = self._chunk(parts, states)
             chunks.append(out)
         for part, last in zip(self.cache, states, strict=True):
             run.store(part, last)
         return torch.cat(chunks, dim=2).transpose(1, 2)
 
     def _chunk(
-        self,
-        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        gates: tuple[torch.Tensor, torch.Tensor],
-        states: list[torch.Tensor],
+        self, parts: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the outputs [n, heads, length, value_size] of some tokens and the states after.
 
-        `inputs`: query, key, value. `gates`: logarithms [n, heads, length] of input and forget
-        gate.
+        `parts` are queries, keys, values and the logarithms of both gates, [n, heads, length, ...].
         """
-        query, key, value = inputs
-        input_gate, forget_gate = gates
+        query, key, value, input_gate, forget_gate = parts
         state, scale = states
         length = query.shape[2]
         since_start = forget_gate.cumsum(-1)

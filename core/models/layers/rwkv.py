@@ -10,6 +10,8 @@ from torch import nn
 
 from core.model_spec.kv import RecurrentState
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.short_conv import input_state_dtype
+from core.models.layers.state import state_dtype
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class TokenShift(nn.Module):
             weights.add(
                 f"{prefix}.time_mix_{name}", (1, 1, hidden), partial(self._load_factor, index)
             )
-        self.state_part = ((hidden,), str(context.dtype).removeprefix("torch."))
+        self.state_part = ((hidden,), input_state_dtype(context))
 
     def _load_factor(self, index: int, tensor: torch.Tensor) -> None:
         copy_weight(self.factors.data[index], tensor.view(-1))
@@ -98,8 +100,7 @@ class RwkvTimeMix(nn.Module):
             (width,),
             lambda tensor: copy_weight(self.first.data, group.cut(tensor, 0)),
         )
-        # float32 always: the average is over the whole sequence.
-        self.kv_spec = RecurrentState((self.shift.state_part, ((3, own), "float32")))
+        self.kv_spec = RecurrentState((self.shift.state_part, ((3, own), state_dtype(context))))
         self.cache: States | None = None
 
     def _load_decay(self, tensor: torch.Tensor) -> None:
@@ -119,7 +120,7 @@ class RwkvTimeMix(nn.Module):
         assert self.cache is not None, "bind_kv was not called"
         key = key.float()
         value = value.float()
-        sums = run.load(self.cache[1])
+        sums = run.load(self.cache[1]).float()
         start = torch.where((run.reads == 0)[:, None], NOTHING, sums[:, 2])
         # Any factor does that keeps the largest weight near one; this is that weight.
         elapsed = torch.arange(run.length + 1, device=key.device)[:, None] * self.decay

@@ -46,7 +46,7 @@ class ShortConv(nn.Module):
         super().__init__()
         own = [context.group.own(part.size, part.parts) for part in slices]
         channels = sum(rows.stop - rows.start for rows in own)
-        self.state_part = ((kernel - 1, channels), _dtype(context.conv_state_dtype, context.dtype))
+        self.state_part = ((kernel - 1, channels), input_state_dtype(context))
         self._conv = context.ops.causal_conv
         self._activate = activate
         self.weight = empty_parameter(kernel, channels, dtype=context.dtype)
@@ -95,8 +95,10 @@ def _load_channels(
         copy_weight(target[to], tensor[rows])
 
 
-def _dtype(chosen: str, dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.") if chosen == "auto" else chosen
+def input_state_dtype(context: BuildContext) -> str:
+    """Return the dtype of a state of earlier inputs."""
+    chosen = context.conv_state_dtype
+    return str(context.dtype).removeprefix("torch.") if chosen == "auto" else chosen
 
 
 class GatedConv(nn.Module):

@@ -103,6 +103,20 @@ def test_setting_that_layers_use_is_accepted(
     assert start(folders[architecture], **options) == ""
 
 
+@pytest.mark.parametrize(
+    "architecture", ["ZambaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"]
+)
+def test_states_have_the_chosen_dtype(architecture: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(architecture, tmp_path / "model", seed=3)
+    settings: dict[str, Any] = {"max_model_len": 32, "num_gpu_blocks_override": 8}
+    settings |= {"dtype": "float32", "num_threads": 1, "mamba_ssm_cache_dtype": "bfloat16"}
+    with LLM(str(folder), **settings) as llm:
+        llm.generate("Hello", use_tqdm=False)
+        (layers,) = llm.apply_model(lambda model: model.kv_layers)
+    parts = [part for layer in layers for part in getattr(layer.spec, "parts", ())]
+    assert "bfloat16" in {dtype for _, dtype in parts}
+
+
 @pytest.mark.parametrize("key", ["sliding_window", "attention_chunk_size"])
 def test_window_that_no_layer_has_is_named_in_the_log(
     folders: dict[str, Path], key: str, caplog: pytest.LogCaptureFixture
