@@ -16,9 +16,11 @@ def draw_weights(model: torch.nn.Module, seed: int) -> None:
                 continue  # sines and cosines, stored or not
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith(
-                ("A_log", "recurrent_param")
+                ("A_log", "recurrent_param", "time_decay")
             ):  # states that are forgotten at once would be no test
                 parameter.copy_(noise * 0.5 - 4.0)
+            elif name.endswith("fgate_preact.bias"):  # its sigmoid is the decay
+                parameter.copy_(noise * 0.5 + 4.0)
             elif parameter.ndim == 1 or "norm" in name:
                 parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
             else:
