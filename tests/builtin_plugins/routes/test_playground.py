@@ -1,4 +1,4 @@
-"""The playground: where it is served, its files and its data."""
+"""The playground: where it is served, its files and data. Its page is in a file of its own."""
 
 from __future__ import annotations
 

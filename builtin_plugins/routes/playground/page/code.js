@@ -29,7 +29,8 @@ export function codeBlock(text, language = "", complete = true) {
   const block = make("div", "code-block");
   const head = make("div", "code-head");
   head.append(make("span", "", language || "text"));
-  head.append(makeButton("Copy", (event) => copyText(text, event.target), { name: "Copy this code" }));
+  const copy = ({ target }) => copyText(pre.textContent, target); // the text may have grown
+  head.append(makeButton("Copy", copy, { name: "Copy this code" }));
   const pre = make("pre");
   pre.tabIndex = 0; // for scrolling by keyboard
   pre.setAttribute("role", "group");
@@ -41,9 +42,11 @@ export function codeBlock(text, language = "", complete = true) {
   return block;
 }
 
+/** Loads the library; it is not needed for the first paint. */
+export const loadHighlighter = () => (highlighter ??= import("./vendor/highlight/highlight.min.js"));
+
 async function colour(code, text, language) {
-  highlighter ??= import("./vendor/highlight/highlight.min.js");
-  const { default: hljs } = await highlighter;
+  const { default: hljs } = await loadHighlighter();
   if (!hljs.getLanguage(language)) return;
   code.replaceChildren(sanitize(hljs.highlight(text, { language, ignoreIllegals: true }).value));
 }

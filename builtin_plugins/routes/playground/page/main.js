@@ -2,9 +2,11 @@
 
 import { headers } from "./api.js";
 import { connectChat, editLast, loadModels, openConversation, regenerateLast, showError, stop } from "./chat.js";
+import { loadHighlighter } from "./code.js";
 import { connectConversations } from "./conversations.js";
 import { $ } from "./dom.js";
 import { watchEngine } from "./engine.js";
+import { loadMath } from "./math.js";
 import { connectSettings, focusField } from "./settings.js";
 import { get, openStore } from "./store.js";
 import { connectViews, switchView } from "./views.js";
@@ -42,5 +44,10 @@ document.addEventListener("keydown", (event) => {
   if (!event.altKey || !event.shiftKey || !SHORTCUTS[event.code]) return;
   event.preventDefault();
   SHORTCUTS[event.code]();
+});
+// Before an answer needs them: their first use would be a long frame.
+(globalThis.requestIdleCallback ?? setTimeout)(() => {
+  loadMath();
+  loadHighlighter();
 });
 document.body.dataset.ready = "";

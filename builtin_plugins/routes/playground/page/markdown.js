@@ -3,6 +3,7 @@
 import { codeBlock, indentJson } from "./code.js";
 import { make } from "./dom.js";
 import { addMath, drawMath } from "./math.js";
+import { mergeNodes } from "./merge.js";
 import { sanitize } from "./sanitize.js";
 import MarkdownIt from "./vendor/markdown-it/markdown-it.min.js";
 
@@ -49,19 +50,18 @@ export class GrowingText {
     const tokens = markdown.parse(rest, this.env);
     const starts = tokens.flatMap((token, index) => (token.level === 0 && token.nesting >= 0 && token.map ? [index] : []));
     const split = ended ? tokens.length : (starts.at(-OPEN_BLOCKS) ?? 0);
-    for (const node of this.open) node.remove();
     if (split > 0) {
-      this.#append(tokens.slice(0, split), true);
+      for (const node of this.open) node.remove();
+      this.target.append(...this.#nodes(tokens.slice(0, split), true));
       if (!ended) this.length += offsetOfLine(rest, tokens[split].map[0]);
+      this.open = [];
     }
-    this.open = this.#append(tokens.slice(split), false);
+    this.open = mergeNodes(this.target, this.open, this.#nodes(tokens.slice(split), false));
   }
 
-  #append(tokens, complete) {
+  #nodes(tokens, complete) {
     const fragment = sanitize(markdown.renderer.render(tokens, markdown.options, this.env));
-    const nodes = finishNodes([...fragment.childNodes], complete);
-    this.target.append(...nodes);
-    return nodes;
+    return finishNodes([...fragment.childNodes], complete);
   }
 }
 

@@ -62,16 +62,18 @@ function blockMath(state, first, end, silent) {
   return false;
 }
 
-/** Draws the math among the nodes; KaTeX is loaded with the first formula. */
+/** Draws the math among the nodes. */
 export async function drawMath(nodes) {
   const found = nodes.flatMap((node) => (node.querySelectorAll ? [...node.querySelectorAll("[data-math]")] : []));
   if (!found.length) return;
   for (const span of found) if (!draw(span)) span.textContent = span.dataset.math;
   if (globalThis.katex) return;
-  katex ??= load();
-  await katex;
+  await loadMath();
   found.forEach(draw);
 }
+
+/** Loads KaTeX; it is not needed for the first paint. */
+export const loadMath = () => (katex ??= load());
 
 async function load() {
   const style = document.createElement("link");
