@@ -108,6 +108,11 @@ FRAMES = "new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go
 def load(page: Page, *, key: str = "secret") -> None:
     """Load the page again when its writes have ended, and enter the key."""
     page.value(READ_STORES)
+    reload(page, key=key)
+
+
+def reload(page: Page, *, key: str = "secret") -> None:
+    """Load the page again at once, and enter the key."""
     page.value("delete document.body.dataset.ready")
     page.send("Page.reload")
     page.until("document.readyState === 'complete' && 'ready' in document.body.dataset")
@@ -123,8 +128,9 @@ def page(browser: Page) -> Page:
     """The page of a new user."""
     browser.resize(1280, 800)
     browser.prefer("light")
+    browser.value(READ_STORES)
     browser.forget()
-    load(browser)
+    reload(browser)
     browser.complaints.clear()
     return browser
 
@@ -534,7 +540,7 @@ def test_exported_conversations_are_imported(page: Page, tmp_path: Path) -> None
     path = tmp_path / "conversations.json"
     path.write_text(page.value("window.file"), encoding="utf-8")
     page.forget()
-    load(page)
+    reload(page)
     page.choose_files("#import-file", path)
     page.until("document.querySelector('#conversations .open')?.textContent == 'keep me'")
     page.until(f"{COUNT} == 2 && {LAST}.innerText.includes('keep me')")
