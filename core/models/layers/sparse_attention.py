@@ -32,6 +32,7 @@ class LongQueries(NamedTuple):
     """Consecutive tokens of one sequence that see more than `top_k` tokens."""
 
     sequence: int
+    """Number of the sequence in the step."""
     start: int
     """First token of the step."""
     end: int
