@@ -37,8 +37,5 @@ def engine_models() -> list[Entry]:
             for base, (target, summary) in BASES.items()
             for head in HEADS
         ),
-        Entry("CLIPModel", f"{HERE}.image_text:spec", "CLIP, texts and images"),
-        Entry("Siglip2Model", f"{HERE}.image_text:spec", "SigLIP 2 of any shape, texts and images"),
-        Entry("SiglipModel", f"{HERE}.image_text:spec", "SigLIP and SigLIP 2, texts and images"),
         Entry("T5EncoderModel", f"{HERE}.bert:t5", "the encoder of T5"),
     ]

@@ -3,6 +3,7 @@
 from core.api import Entry, hookimpl
 
 SPEC = "builtin_plugins.models.vision.spec:spec"
+DUAL = "builtin_plugins.models.vision.dual_encoders:spec"
 RETRIEVAL = "builtin_plugins.models.vision.retrieval"
 
 
@@ -13,6 +14,7 @@ def engine_models() -> list[Entry]:
         Entry("AriaForConditionalGeneration", SPEC, "Aria"),
         Entry("AyaVisionForConditionalGeneration", SPEC, "Aya Vision"),
         Entry("Blip2ForConditionalGeneration", SPEC, "BLIP-2 with OPT"),
+        Entry("CLIPModel", DUAL, "CLIP, texts and images"),
         Entry("ColQwen2ForRetrieval", f"{RETRIEVAL}:colqwen2", "ColQwen2, a vector for each token"),
         Entry("Cohere2VisionForConditionalGeneration", SPEC, "Command A Vision"),
         Entry("DeepseekOcr2ForConditionalGeneration", SPEC, "DeepSeek-OCR 2"),
@@ -58,6 +60,8 @@ def engine_models() -> list[Entry]:
         Entry("Qwen3VLMoeForConditionalGeneration", SPEC, "Qwen3-VL with experts"),
         Entry("Qwen3_5ForConditionalGeneration", SPEC, "Qwen 3.5, text and images"),
         Entry("Qwen3_5MoeForConditionalGeneration", SPEC, "Qwen 3.5 with experts, text and images"),
+        Entry("Siglip2Model", DUAL, "SigLIP 2 of any shape, texts and images"),
+        Entry("SiglipModel", DUAL, "SigLIP and SigLIP 2, texts and images"),
         Entry("SmolVLMForConditionalGeneration", SPEC, "SmolVLM"),
         Entry("Step3p7ForConditionalGeneration", SPEC, "Step 3.7, images"),
         Entry("VideoLlama3ForConditionalGeneration", SPEC, "VideoLLaMA 3, images"),
