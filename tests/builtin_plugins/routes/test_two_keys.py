@@ -256,15 +256,17 @@ class Belongings:
         return {
             "stored": (stored["status"], stored["output"][0]["content"]),
             "running": (running["status"], running["output"][0]["content"]),
-            "stream": _texts((await self.streamed).text),
-            "held": _texts(held),
+            "stream": _text((await self.streamed).text),
+            "held": _text(held),
             "generated": (await self.generated).json()["choices"],
         }
 
 
-def _texts(stream: str) -> list[Any]:
+def _text(stream: str) -> str:
+    """Return the text of a stream, which is cut into events as the machine is busy."""
     events = [event.partition("data: ")[2] for event in stream.split("\n\n")[:-1]]
-    return [json.loads(event)["choices"] for event in events if event != "[DONE]"]
+    choices = [json.loads(event)["choices"] for event in events if event != "[DONE]"]
+    return "".join(choice["delta"].get("content") or "" for each in choices for choice in each)
 
 
 def test_every_route_has_a_rule() -> None:
