@@ -273,7 +273,7 @@ def test_load_counts_open_requests(make_api):
 
 
 def test_every_route_needs_key_or_is_probe(api):
-    """Without a key only the probes answer."""
+    """Without a key only the probes answer, and the files of the playground, but not its data."""
     registry = load_plan(make_plan([]))
     config = EngineConfig(options={"api_key": ["one"], "enable_server_load_tracking": True})
     groups = {
@@ -286,7 +286,9 @@ def test_every_route_needs_key_or_is_probe(api):
             reply = api.call(method, route.path.replace("{model:path}", "x"))
             if reply.status_code != 401:
                 answered.add(route.path)
-    assert answered == {"/livez", "/readyz", "/health", "/ping"}
+    files = set(groups["playground"].public_paths)
+    assert not files & {"/playground/state", "/playground/request"}
+    assert answered == {"/livez", "/readyz", "/health", "/ping"} | files
 
 
 def test_mounted_app_and_websocket_need_api_key(api):

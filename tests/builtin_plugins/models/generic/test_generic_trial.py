@@ -19,6 +19,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from builtin_plugins.models.generic import key_bias
 from builtin_plugins.models.generic.spec import spec
 from builtin_plugins.models.generic.trial import Marker, mask_limits
 from core.errors import ConfigError, ModelError
@@ -112,8 +113,9 @@ def test_model_with_own_positions_is_rejected_after_loading(
 
 
 def test_model_with_custom_masks_is_rejected_after_loading(
-    checkpoint: Callable[[str], Path],
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(key_bias, "install", lambda model: None)
     with pytest.raises(ModelError, match="compute with the attention mask"):
         load(checkpoint("doge"))
 
