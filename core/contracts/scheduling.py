@@ -93,8 +93,9 @@ class SchedulerExtension(Protocol):
     original `EngineRequest`. Bytes in `request.feature_outputs`, by feature, reach the
     admission half (`RequestDelta.features`), at the request's end at the latest.
 
-    An extension calls the scheduler it is attached to only from within its own methods.
-    Other events reach the scheduler through the engine, which records them.
+    An extension calls its scheduler only from within its own methods. Other
+    events reach the scheduler through the engine, which records them. With
+    `decides = False` it only answers calls; replays go without it.
     """
 
     name: str

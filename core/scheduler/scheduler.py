@@ -49,10 +49,11 @@ class Scheduler:
         """Calls a method by name from any thread: `call_soon("wake",
         request_id)`.
 
-        The engine loop replaces it with one that runs the call between two steps.
+        The engine loop replaces it: the call runs between two steps.
         Methods: `wake`, `loaded`, `release`, `recompute`, `receive_message`.
         """
-        self.extension_names: Final[list[str]] = [extension.name for extension in extensions]
+        deciding = (e for e in extensions if getattr(e, "decides", True))
+        self.extension_names: Final = [each.name for each in deciding]
         self._extensions: Final = Extensions(extensions)
         self._life: Final = Lifecycle(limits, kv, policy, self._extensions)
         self._planner: Final = Planner(self._life)

@@ -6,6 +6,7 @@ Tests replace libraries that need a device. Such a stub must take nothing that t
 from __future__ import annotations
 
 import inspect
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,7 @@ from core.errors import did_you_mean
 
 def read_released(file: Path) -> dict[str, Any]:
     """Return the functions and classes of a stub file, which has signatures only."""
-    names: dict[str, Any] = {}
-    exec(compile(file.read_text(), file, "exec"), names)
-    return names
+    return runpy.run_path(str(file))
 
 
 def assert_release_takes(stub: Callable[..., Any], released: Callable[..., Any]) -> None:

@@ -1,6 +1,4 @@
-"""Worker extensions as tuples of bound methods: an absent method costs an
-empty loop.
-"""
+"""Worker extensions: their bound methods."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ class Extensions:
         return {name: list(call(parts)) for name, call in self._loaded}
 
     def attach(self, parts_of: Callable[[str], WorkerParts]) -> None:
-        """Give each extension the worker's parts."""
+        """Pass on the worker's parts."""
         for name, call in self._attach:
             call(parts_of(name))
 
@@ -80,7 +78,7 @@ class Extensions:
 
     @property
     def reads_sampled(self) -> bool:
-        """Whether an extension reads the sampled tokens of this step."""
+        """Whether an extension reads this step's tokens."""
         return bool(self._active(self._sampled))
 
     def _active(self, methods: Methods) -> Methods:

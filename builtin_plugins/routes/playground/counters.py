@@ -24,6 +24,7 @@ class BlockCounter:
     """Scheduler extension that counts KV blocks on request."""
 
     name = NAME
+    decides = False
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

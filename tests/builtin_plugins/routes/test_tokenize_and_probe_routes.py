@@ -69,8 +69,11 @@ def test_version_is_distribution_version(api):
     assert api.get("/version").json() == {"version": metadata.version("core")}
 
 
-def test_metrics_expose_sink(api):
+def test_metrics_without_a_sink_are_not_found(api):
     assert api.get("/metrics").status_code == 404
+
+
+def test_metrics_expose_sink(api):
     sink = PrometheusSink(api.config)
     sink.tokens(TokenStats(3))
     api.engine.sinks.entries.append(SinkHealth("prometheus", "a test", sink))

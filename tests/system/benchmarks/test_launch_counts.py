@@ -14,7 +14,7 @@ from benchmarks.gpu.time_model import Batch, layer_works
 from benchmarks.peers.limits import Shape
 
 ROWS = committed()
-FAST = ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
+FAST = ("LlamaForCausalLM",)
 DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 MAX_DENSE_LAUNCHES = 9
 """Two norms, four products, one of them with its activation, RoPE with the cache's write, attention
