@@ -216,7 +216,7 @@ def test_damaged_checkpoint_error_matches_one_process(llama: Path, tmp_path: Pat
     [
         pytest.param("worker 0:forward:kill", marks=pytest.mark.slow),
         "worker 1:forward:exit",
-        "worker 1:forward:freeze",
+        pytest.param("worker 1:forward:freeze", marks=pytest.mark.slow),
     ],
 )
 def test_rank_exit_during_step_ends_the_engine(

@@ -149,6 +149,7 @@ def test_stalled_reader_buffer_is_bounded():
         assert not served.engine.aborted
 
 
+@pytest.mark.slow
 def test_slow_reader_gets_whole_stream():
     # TCP itself probes a reader with a small window at growing intervals; a busy machine makes them
     # seconds.

@@ -146,6 +146,7 @@ def test_the_examples_own_tests_pass(environment: Environment) -> None:
     environment.run("-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders)
 
 
+@pytest.mark.slow
 def test_an_installed_route_is_served_only_when_its_plugin_is_named(
     environment: Environment,
 ) -> None:

@@ -118,6 +118,7 @@ def test_no_template_placeholder_is_left(tmp_path: Path, kind: str) -> None:
         assert not re.search("KIND|PUBLISHED|API_VERSION|VERSION_BOUNDS", text)
 
 
+@pytest.mark.slow
 def test_generated_package_tests_pass(tmp_path: Path) -> None:
     folders = [tmp_path / f"engine-{kind}" for kind in TARGETS]
     for kind, folder in zip(TARGETS, folders, strict=True):
