@@ -29,7 +29,6 @@ from tests.builtin_plugins.clients.data_parallel.engines import (
     brokered,
     client_of,
     running,
-    states,
 )
 from tests.builtin_plugins.clients.streams import until
 from tests.builtin_plugins.features.lora.adapter_writer import make_adapter
@@ -125,7 +124,8 @@ class Engines:
         os.kill(self.supervised(rank).child.pid, number)
 
     def states(self) -> list[str]:
-        return states(self.llm)
+        """Return the states at the client itself; API servers hear of them later."""
+        return [each.supervised.status().state for each in self._client.engines]
 
 
 @pytest.fixture(scope="module", params=["one API process", "two API servers"])
@@ -199,7 +199,10 @@ def test_calls_are_done_by_both_engines(engines: Engines, payloads: dict[str, by
         for llm in engines.servers:
             answers = await all_calls(llm, payloads)
             assert errors_of(answers, 0) == errors_of(answers, 1) == {}
-        files = [msgspec.json.decode(each.ranks[0])["file"] for each in answers[-1]]
+        files = [
+            msgspec.json.decode(each.ranks[0])["file"]
+            for each in answers[ORDER.index("profiling.stop")]
+        ]
         assert [Path(file).name.split(".")[:2] for file in files] == [
             ["engine0", "rank0"],
             ["engine1", "rank0"],
