@@ -244,9 +244,10 @@ def _indexer_types(facts: ModelFacts, num_layers: int) -> Sequence[str]:
 
 def with_indexers(spec: DecoderSpec, indexers: Sequence[IndexerSpec | None]) -> DecoderSpec:
     """Return the decoder with its layers' indexers; its MTP layer attends to all tokens."""
+    attentions: list[Any] = [layer.attention for layer in spec.layers]
     layers = tuple(
-        replace(layer, attention=replace(layer.attention, indexer=indexer))  # type: ignore[type-var]
-        for layer, indexer in zip(spec.layers, indexers, strict=True)
+        replace(layer, attention=replace(attention, indexer=indexer))
+        for layer, attention, indexer in zip(spec.layers, attentions, indexers, strict=True)
     )
     mtp = spec.mtp
     if mtp is not None:

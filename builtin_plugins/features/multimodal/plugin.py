@@ -94,7 +94,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
 
 @hookimpl
 def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
-    if _has_tower(config, registry) is False:
+    if not _has_tower(config, registry):
         return []  # each step of a text model would call it in vain
     # Imported lazily: only workers need torch.
     from builtin_plugins.features.multimodal.settings import Settings
@@ -106,7 +106,9 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
 
 def _has_tower(config: EngineConfig, registry: Registry) -> bool | None:
     """Return whether the model's spec has a tower; None without a model."""
-    found: bool | None = registry.shared("has_tower", partial(_read_tower, config, registry))
+    found: bool | None = registry.shared(
+        "multimodal.has_tower", partial(_read_tower, config, registry)
+    )
     return found
 
 

@@ -11,7 +11,8 @@ class Blip2ImageTexts(transformers.Blip2Processor):
     """transformers' processor, with the text of one image."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, num_query_tokens: int = 32) -> None:
-        super().__init__(image_processor, tokenizer, num_query_tokens)  # type: ignore[no-untyped-call]
+        make: Any = super().__init__  # transformers states no types
+        make(image_processor, tokenizer, num_query_tokens)
         self.image_token: Any = str(self.image_token)
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
 

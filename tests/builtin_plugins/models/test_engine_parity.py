@@ -59,11 +59,16 @@ class Expected:
 
 
 @torch.inference_mode()
-def expect(model: Any, length: int) -> Expected:
-    """Draw prompts until one has no near ties; return it with transformers' results."""
+def expect(model: Any, length: int, *, repeats: bool = False) -> Expected:
+    """Draw prompts until one has no near ties; return it with transformers' results.
+
+    With `repeats`, the second half of a prompt is the first one again.
+    """
     for seed in range(100):
         generator = torch.Generator().manual_seed(1000 * seed + length)
-        prompt = torch.randint(0, VOCAB - 3, (length,), generator=generator).tolist()
+        drawn = -(-length // 2) if repeats else length
+        prompt = torch.randint(0, VOCAB - 3, (drawn,), generator=generator).tolist()
+        prompt = (prompt * 2)[:length]
         tokens = list(prompt)
         gaps = []
         for _ in range(NUM_GENERATED):

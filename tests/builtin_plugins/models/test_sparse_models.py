@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from builtin_plugins.attention_backends.triton.plugin import engine_attention_backends
-from core import LLM, RequestOutput, SamplingParams
 from core.errors import ConfigError, ModelError
 from core.models.layers.decoder import Decoder
 from core.plugin.facts import why_not
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
+from tests.builtin_plugins.models.test_engine_parity import (
+    Expected,
+    assert_equal,
+    expect,
+    open_engine,
+    run,
+)
 
 V32 = "DeepseekV32ForCausalLM"
 GLM = "GlmMoeDsaForCausalLM"
 TOP_K = 20
 """`index_topk` of the tiny checkpoints."""
 LENGTHS = (60, 91, 75, 19, 3)
-NUM_GENERATED = 10
-GAP = 1e-3
 THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -69,36 +72,6 @@ ALWAYS = ("batched", "a budget of 16 tokens", "preemption", "drafts at depth 2")
 """Ways that run in every run for both architectures."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """transformers' results of one prompt."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logprobs: list[float]
-
-
-@torch.inference_mode()
-def expect(model: Any, length: int) -> Expected:
-    """Return transformers' results of a prompt without near ties; half of it repeats the rest."""
-    for seed in range(100):
-        generator = torch.Generator().manual_seed(1000 * seed + length)
-        part = torch.randint(0, 290, (-(-length // 2),), generator=generator).tolist()
-        prompt = [*part, *part][:length]
-        tokens = list(prompt)
-        gaps = []
-        for _ in range(NUM_GENERATED):
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
-            best = logits[-1].topk(2).values
-            gaps.append(float(best[0] - best[1]))
-            tokens.append(int(logits[-1].argmax()))
-        if min(gaps) >= GAP:
-            scores = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0].log_softmax(-1)
-            chosen = scores.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-            return Expected(prompt, tokens[length:], chosen[length - 1 :])
-    raise AssertionError("no prompt without a tie was found")
-
-
 @pytest.fixture(scope="module")
 def expected(
     checkpoint: Callable[[str], Path], by_transformers: Callable[[Path], Any]
@@ -110,38 +83,10 @@ def expected(
         if architecture not in known:
             model = by_transformers(checkpoint(architecture))
             assert model.config.index_topk == TOP_K
-            known[architecture] = [expect(model, length) for length in LENGTHS]
+            known[architecture] = [expect(model, length, repeats=True) for length in LENGTHS]
         return known[architecture]
 
     return look_up
-
-
-def open_engine(folder: Path, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {
-        "dtype": "float32",
-        "max_model_len": 128,
-        "kv_cache_memory_bytes": 1 << 23,
-        "num_threads": 1,
-        "log_level": "error",
-    }
-    return LLM(str(folder), **(defaults | settings))
-
-
-def run(llm: LLM, cases: Sequence[Expected]) -> list[RequestOutput]:
-    params = SamplingParams(temperature=0, max_tokens=NUM_GENERATED, ignore_eos=True, logprobs=0)
-    return llm.generate([case.prompt for case in cases], params, use_tqdm=False)
-
-
-def assert_equal(outputs: Sequence[RequestOutput], cases: Sequence[Expected]) -> None:
-    for output, case in zip(outputs, cases, strict=True):
-        completion = output.outputs[0]
-        assert list(completion.token_ids) == case.tokens
-        assert completion.logprobs is not None
-        found = [
-            position[token].logprob
-            for position, token in zip(completion.logprobs, case.tokens, strict=True)
-        ]
-        assert found == pytest.approx(case.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +251,7 @@ def test_random_indexers_equal_transformers(
         "attention_bias": seed % 3 == 0,
     }
     folder = make_checkpoint(architecture, tmp_path, seed=seed, **changes)
-    cases = [expect(by_transformers(folder), length) for length in (50, 99)]
+    cases = [expect(by_transformers(folder), length, repeats=True) for length in (50, 99)]
     for settings in ({}, {"max_num_batched_tokens": 16, "block_size": 4}):
         with open_engine(folder, **settings) as llm:
             assert_equal(run(llm, cases), cases)
