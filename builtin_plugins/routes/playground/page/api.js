@@ -27,7 +27,9 @@ export async function request(path, { body, ...options } = {}) {
     response = await fetch(path, { ...sent, ...options, headers: { ...headers(), ...type } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new RequestError("The server does not answer. Check that `engine serve` is running, then try again.");
+    throw new RequestError(
+      "The server does not answer. Check that `engine serve` is running, then try again.",
+    );
   }
   if (!response.ok) throw await errorOf(response);
   return response;
@@ -41,19 +43,28 @@ async function errorOf(response) {
   const error = body.error ?? {};
   const message = error.message ?? `The server answered with status ${status}.`;
   if (status === 401) {
-    const text = hasKey() ? "The server refused this API key. Correct it under Settings." : "This server requires an API key. Enter it under Settings.";
+    const text = hasKey()
+      ? "The server refused this API key. Correct it under Settings."
+      : "This server requires an API key. Enter it under Settings.";
     return new RequestError(text, "key");
   }
   const wait = response.headers.get("Retry-After");
-  const advice = {
-    404: "Choose another model at the top of the page.",
-    408: "Try again.",
-    413: "Remove files, or start a new conversation.",
-    429: `The server has too many requests. Try again${wait ? ` in ${wait} s` : ""}.`,
-    503: `Try again${wait ? ` in ${wait} s` : " later"}.`,
-  }[status] ?? (status >= 500 ? "The server's log says more. Try again." : "");
-  const shorter = error.code === "context_length_exceeded" ? "Shorten the message, or start a new conversation." : "";
-  return new RequestError([message, shorter || advice].filter(Boolean).join(" "), error.param ?? "");
+  const advice =
+    {
+      404: "Choose another model at the top of the page.",
+      408: "Try again.",
+      413: "Remove files, or start a new conversation.",
+      429: `The server has too many requests. Try again${wait ? ` in ${wait} s` : ""}.`,
+      503: `Try again${wait ? ` in ${wait} s` : " later"}.`,
+    }[status] ?? (status >= 500 ? "The server's log says more. Try again." : "");
+  const shorter =
+    error.code === "context_length_exceeded"
+      ? "Shorten the message, or start a new conversation."
+      : "";
+  return new RequestError(
+    [message, shorter || advice].filter(Boolean).join(" "),
+    error.param ?? "",
+  );
 }
 
 /** Yields the events of a streamed answer; throws if the stream ends before its end marker. */
@@ -65,15 +76,23 @@ export async function* readEvents(response) {
       if (error.name === "AbortError") throw error;
       return { done: true };
     });
-    if (done) throw new RequestError("The connection ended before the answer was complete. Regenerate it.");
+    if (done)
+      throw new RequestError("The connection ended before the answer was complete. Regenerate it.");
     const blocks = (buffer + value).split("\n\n");
     buffer = blocks.pop();
     for (const block of blocks) {
-      const data = block.split("\n").find((line) => line.startsWith("data:"))?.slice(5).trim();
+      const data = block
+        .split("\n")
+        .find((line) => line.startsWith("data:"))
+        ?.slice(5)
+        .trim();
       if (data === "[DONE]") return;
       if (!data) continue;
       const event = JSON.parse(data);
-      if (event.error) throw new RequestError(`${event.error.message ?? "The answer was interrupted."} Regenerate it.`);
+      if (event.error)
+        throw new RequestError(
+          `${event.error.message ?? "The answer was interrupted."} Regenerate it.`,
+        );
       yield event;
     }
   }

@@ -24,18 +24,20 @@ export function takeFiles() {
 
 export function setFiles(next) {
   files = next;
-  $("files").replaceChildren(...files.map((file, index) => {
-    const button = make("button", "file");
-    button.type = "button";
-    button.title = "Remove this file";
-    button.setAttribute("aria-label", `Remove ${file.name}`);
-    button.append(preview(file), make("span", "remove", "×"));
-    button.addEventListener("click", () => {
-      setFiles(files.filter((_, other) => other !== index));
-      $("prompt").focus();
-    });
-    return button;
-  }));
+  $("files").replaceChildren(
+    ...files.map((file, index) => {
+      const button = make("button", "file");
+      button.type = "button";
+      button.title = "Remove this file";
+      button.setAttribute("aria-label", `Remove ${file.name}`);
+      button.append(preview(file), make("span", "remove", "×"));
+      button.addEventListener("click", () => {
+        setFiles(files.filter((_, other) => other !== index));
+        $("prompt").focus();
+      });
+      return button;
+    }),
+  );
 }
 
 /** Returns a small view of a file. */
@@ -59,11 +61,14 @@ function readUrl(file) {
 async function read(file) {
   const name = file.name || "picture";
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
-    if (!takesImages) throw new Error(`${name}: this model takes no pictures. Choose another model.`);
+    if (!takesImages)
+      throw new Error(`${name}: this model takes no pictures. Choose another model.`);
     return { kind: "image", name, url: await readUrl(file), text: "" };
   }
   if (file.size > MAX_TEXT_BYTES)
-    throw new Error(`${name}: got ${file.size} bytes; expected at most ${MAX_TEXT_BYTES}. Attach a part of it.`);
+    throw new Error(
+      `${name}: got ${file.size} bytes; expected at most ${MAX_TEXT_BYTES}. Attach a part of it.`,
+    );
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (text.includes("\0")) throw new Error();

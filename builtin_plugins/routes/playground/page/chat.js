@@ -8,7 +8,17 @@ import { recordTrace } from "./inspector.js";
 import { AnswerView, atEnd, startEdit, userView } from "./messages.js";
 import { focusField, hasField, requestFields, setValues, values } from "./settings.js";
 import { put } from "./store.js";
-import { addNode, messagesOf, newConversation, parentOf, pathOf, pendingCalls, removeNode, select, siblingsOf } from "./tree.js";
+import {
+  addNode,
+  messagesOf,
+  newConversation,
+  parentOf,
+  pathOf,
+  pendingCalls,
+  removeNode,
+  select,
+  siblingsOf,
+} from "./tree.js";
 import { isNarrow, switchView } from "./views.js";
 
 const MAX_DISPLAYED = 60; // messages that are drawn when a conversation is opened
@@ -29,7 +39,11 @@ const actions = {
   },
   edit: async (node, text) => {
     if (controller) return;
-    const next = addNode(conversation, parentOf(conversation, node), { role: "user", text, files: node.files });
+    const next = addNode(conversation, parentOf(conversation, node), {
+      role: "user",
+      text,
+      files: node.files,
+    });
     render();
     await generate(next);
   },
@@ -59,7 +73,12 @@ function render(count = MAX_DISPLAYED) {
   });
   $("empty").hidden = views.length > 0;
   const earlier = path.length - views.length;
-  if (earlier > 0) views.unshift(makeButton(`Show ${earlier} earlier messages`, () => render(path.length), { className: "earlier" }));
+  if (earlier > 0)
+    views.unshift(
+      makeButton(`Show ${earlier} earlier messages`, () => render(path.length), {
+        className: "earlier",
+      }),
+    );
   log.replaceChildren($("empty"), ...views);
   updatePlaceholder();
 }
@@ -81,7 +100,8 @@ async function generate(parent) {
   const model = $("model").value;
   const node = addNode(owner, parent, { role: "assistant", reasoning: "", calls: [], model });
   const displayed = new Set(pathOf(owner).map(({ id }) => `message-${id}`));
-  for (const element of log.querySelectorAll("article")) if (!displayed.has(element.id)) element.remove();
+  for (const element of log.querySelectorAll("article"))
+    if (!displayed.has(element.id)) element.remove();
   const view = new AnswerView(node, actions).start();
   $("empty").hidden = true;
   log.append(view.article);
@@ -93,7 +113,13 @@ async function generate(parent) {
   const stream = new Stream(node, view);
   let failure = null;
   try {
-    const body = { model: model || undefined, messages, stream: true, stream_options: { include_usage: true }, ...fields };
+    const body = {
+      model: model || undefined,
+      messages,
+      stream: true,
+      stream_options: { include_usage: true },
+      ...fields,
+    };
     const response = await request("v1/chat/completions", { body, signal: controller.signal });
     for await (const event of readEvents(response)) stream.add(event);
     stream.finish();
@@ -105,7 +131,12 @@ async function generate(parent) {
   controller = null;
   setBusy(false);
   const hasImages = messages.some(({ content }) => Array.isArray(content));
-  const recorded = { tokens: stream.tokens, messages: hasImages ? null : messages, tools: fields.tools, model };
+  const recorded = {
+    tokens: stream.tokens,
+    messages: hasImages ? null : messages,
+    tools: fields.tools,
+    model,
+  };
   if (node.answerId) recordTrace(node, recorded);
   const isEmpty = !stream.firstMs;
   if (isEmpty) removeNode(owner, node);
@@ -135,11 +166,20 @@ class Stream {
     if (event.usage) this.usage = event.usage;
     const choice = event.choices?.[0];
     if (!choice) return;
-    const { content, reasoning, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+    const {
+      content,
+      reasoning,
+      reasoning_content: thought,
+      tool_calls: calls,
+    } = choice.delta ?? {};
     node.reasoning += reasoning ?? thought ?? "";
     node.text += content ?? "";
     for (const part of calls ?? []) {
-      const call = (node.calls[part.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+      const call = (node.calls[part.index] ??= {
+        id: "",
+        type: "function",
+        function: { name: "", arguments: "" },
+      });
       call.id ||= part.id ?? "";
       call.function.name += part.function?.name ?? "";
       call.function.arguments += part.function?.arguments ?? "";
@@ -147,7 +187,12 @@ class Stream {
     this.finishReason = choice.finish_reason ?? this.finishReason;
     const now = performance.now();
     for (const { token, logprob, top_logprobs: others } of choice.logprobs?.content ?? [])
-      this.tokens.push([token, logprob, now - this.startedMs, others.map((each) => [each.token, each.logprob])]);
+      this.tokens.push([
+        token,
+        logprob,
+        now - this.startedMs,
+        others.map((each) => [each.token, each.logprob]),
+      ]);
     if (!content && !reasoning && !thought && !calls) return;
     this.numEvents += 1;
     this.firstMs ??= now;
@@ -166,7 +211,9 @@ class Stream {
       tokens > 1 && seconds > 0.005 && `${Math.round((tokens - 1) / seconds)}/s`,
       this.firstMs && `first after ${formatSeconds((this.firstMs - this.startedMs) / 1000)}`,
       this.usage && `prompt ${formatWhole(this.usage.prompt_tokens)}`,
-    ].filter(Boolean).join(" · ");
+    ]
+      .filter(Boolean)
+      .join(" · ");
     node.note = note || (this.finishReason === "length" ? "cut at max tokens" : "");
   }
 }
@@ -203,7 +250,9 @@ async function submit() {
   const [call] = pendingCalls(conversation);
   if (controller || (!text && (call || !hasFiles()))) return; // a result of a tool is a text
   const files = call ? [] : takeFiles();
-  const fields = call ? { role: "tool", callId: call.id, callName: call.function.name, text } : { role: "user", text, files };
+  const fields = call
+    ? { role: "tool", callId: call.id, callName: call.function.name, text }
+    : { role: "user", text, files };
   const node = addNode(conversation, pathOf(conversation).at(-1) ?? null, fields);
   $("empty").hidden = true;
   log.append(userView(node, actions));
@@ -229,11 +278,13 @@ function fitPrompt() {
 export async function loadModels(stored) {
   const { data } = await requestJson("v1/models");
   const before = $("model").value || stored;
-  $("model").replaceChildren(...data.map(({ id }) => {
-    const option = make("option", "", id);
-    option.value = id;
-    return option;
-  }));
+  $("model").replaceChildren(
+    ...data.map(({ id }) => {
+      const option = make("option", "", id);
+      option.value = id;
+      return option;
+    }),
+  );
   if (data.some(({ id }) => id === before)) $("model").value = before;
 }
 
@@ -270,7 +321,10 @@ export function connectChat() {
   for (const button of document.querySelectorAll("#suggestions button"))
     button.addEventListener("click", async () => {
       const image = button.querySelector("img");
-      if (image) await addFiles([new File([await (await fetch(image.src)).blob()], "star.png", { type: "image/png" })]);
+      if (image)
+        await addFiles([
+          new File([await (await fetch(image.src)).blob()], "star.png", { type: "image/png" }),
+        ]);
       prompt.value = button.textContent;
       submit();
     });

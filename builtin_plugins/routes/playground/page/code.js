@@ -11,7 +11,8 @@ export async function copyText(text, button) {
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
-  } catch { // not allowed, or no secure context
+  } catch {
+    // not allowed, or no secure context
     const field = make("textarea", "visually-hidden");
     field.value = text;
     document.body.append(field);
@@ -43,7 +44,8 @@ export function codeBlock(text, language = "", complete = true) {
 }
 
 /** Loads the library; it is not needed for the first paint. */
-export const loadHighlighter = () => (highlighter ??= import("./vendor/highlight/highlight.min.js"));
+export const loadHighlighter = () =>
+  (highlighter ??= import("./vendor/highlight/highlight.min.js"));
 
 async function colour(code, text, language) {
   const { default: hljs } = await loadHighlighter();
@@ -61,13 +63,15 @@ export function indentJson(text) {
   }
   const parts = text.match(/"(?:[^"\\]|\\.)*"|[^\s"{}[\],:]+|[{}[\],:]/g);
   let depth = 0;
-  return parts.map((part, index) => {
-    const isEmpty = "{[".includes(parts[index - 1] ?? " ");
-    if ("{[".includes(part)) depth += 1;
-    if ("}]".includes(part)) depth -= 1;
-    const line = `\n${"  ".repeat(depth)}`;
-    if ("}]".includes(part)) return isEmpty ? part : line + part;
-    if ("{[".includes(part)) return "}]".includes(parts[index + 1]) ? part : part + line;
-    return { ",": `,${line}`, ":": ": " }[part] ?? part;
-  }).join("");
+  return parts
+    .map((part, index) => {
+      const isEmpty = "{[".includes(parts[index - 1] ?? " ");
+      if ("{[".includes(part)) depth += 1;
+      if ("}]".includes(part)) depth -= 1;
+      const line = `\n${"  ".repeat(depth)}`;
+      if ("}]".includes(part)) return isEmpty ? part : line + part;
+      if ("{[".includes(part)) return "}]".includes(parts[index + 1]) ? part : part + line;
+      return { ",": `,${line}`, ":": ": " }[part] ?? part;
+    })
+    .join("");
 }

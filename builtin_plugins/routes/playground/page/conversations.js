@@ -24,7 +24,12 @@ export function setCurrent(conversation) {
 export const newest = () => [...list].sort((a, b) => b.updated - a.updated)[0] ?? null;
 
 function matches(conversation, words) {
-  const text = [conversation.title, ...Object.values(conversation.nodes).map((node) => node.text ?? "")].join("\n").toLowerCase();
+  const text = [
+    conversation.title,
+    ...Object.values(conversation.nodes).map((node) => node.text ?? ""),
+  ]
+    .join("\n")
+    .toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
@@ -33,7 +38,9 @@ function render() {
   const found = list.filter((each) => matches(each, words)).sort((a, b) => b.updated - a.updated);
   $("conversations").replaceChildren(...found.map(row));
   $("no-conversations").hidden = found.length > 0;
-  $("no-conversations").textContent = words.length ? "No conversation has these words." : "Conversations are stored in this browser.";
+  $("no-conversations").textContent = words.length
+    ? "No conversation has these words."
+    : "Conversations are stored in this browser.";
 }
 
 function row(conversation) {
@@ -41,8 +48,14 @@ function row(conversation) {
   const title = conversation.title || "New conversation";
   const open = makeButton(title, () => openConversation(conversation), { className: "open" });
   if (conversation === current) open.setAttribute("aria-current", "true");
-  const rename = makeButton("✎", () => startRename(conversation, item), { name: `Rename ${title}`, className: "icon" });
-  const drop = makeButton("×", () => removeConversation(conversation), { name: `Delete ${title}`, className: "icon" });
+  const rename = makeButton("✎", () => startRename(conversation, item), {
+    name: `Rename ${title}`,
+    className: "icon",
+  });
+  const drop = makeButton("×", () => removeConversation(conversation), {
+    name: `Delete ${title}`,
+    className: "icon",
+  });
   item.append(open, rename, drop);
   return item;
 }

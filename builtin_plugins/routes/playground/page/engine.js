@@ -5,7 +5,8 @@ import { enableImages } from "./attachments.js";
 import { $, formatNumber, formatWhole, make } from "./dom.js";
 import { setDefaults } from "./settings.js";
 
-const HISTORY = 60, POLL_MS = 1000;
+const HISTORY = 60,
+  POLL_MS = 1000;
 const speeds = Array(HISTORY).fill(0);
 let previous = null;
 let rejectedKey = null; // not sent again
@@ -26,7 +27,10 @@ async function poll() {
   const key = headers().Authorization ?? "";
   if (key === rejectedKey) return false;
   try {
-    const response = await fetch("playground/state", { headers: headers(), signal: AbortSignal.timeout(5000) });
+    const response = await fetch("playground/state", {
+      headers: headers(),
+      signal: AbortSignal.timeout(5000),
+    });
     rejectedKey = response.status === 401 ? key : null;
     if (rejectedKey !== null) setStatus("locked", key ? "key refused" : "key required");
     else if (!response.ok) setStatus("dead", `answers ${response.status}`);
@@ -53,12 +57,17 @@ function render(state) {
   renderEngines(state.engines);
   renderPlugins(state.plugins);
   const restarts = health.restarts ? `, ${health.restarts} restarts` : "";
-  setText("facts", health.reason || `Version ${state.version}, context ${formatWhole(state.max_model_len)} tokens${restarts}`);
+  setText(
+    "facts",
+    health.reason ||
+      `Version ${state.version}, context ${formatWhole(state.max_model_len)} tokens${restarts}`,
+  );
 }
 
 function renderBlocks({ used, cached, free }) {
   const all = used + cached + free || 1;
-  for (const [name, value] of Object.entries({ used, cached, free })) setText(name, formatWhole(value));
+  for (const [name, value] of Object.entries({ used, cached, free }))
+    setText(name, formatWhole(value));
   for (const part of $("bar").children) {
     const share = { used, cached }[part.className] / all;
     part.style.width = share ? `max(3px, ${100 * share}%)` : "0"; // a small share stays visible
@@ -70,11 +79,13 @@ function renderTotals(totals, now) {
   setText("ended", formatWhole(totals.ended_requests));
   if (previous && previous.totals.steps <= totals.steps && now > previous.now) {
     const increase = (name) => totals[name] - previous.totals[name];
-    const speed = increase("generated_tokens") / (now - previous.now), steps = increase("steps");
+    const speed = increase("generated_tokens") / (now - previous.now),
+      steps = increase("steps");
     speeds.push(speed);
     speeds.shift();
     setText("speed", formatNumber(speed));
-    if (steps) { // otherwise the last values stay
+    if (steps) {
+      // otherwise the last values stay
       setText("step", `${formatNumber((1000 * increase("step_s")) / steps)} ms`);
       setText("positions", formatNumber(increase("computed_tokens") / steps));
     }
@@ -84,8 +95,11 @@ function renderTotals(totals, now) {
 }
 
 function renderSpark() {
-  const top = Math.max(...speeds, 1), dx = 240 / (HISTORY - 1);
-  const points = speeds.map((speed, i) => `${(i * dx).toFixed(1)} ${(45 - (42 * speed) / top).toFixed(1)}`);
+  const top = Math.max(...speeds, 1),
+    dx = 240 / (HISTORY - 1);
+  const points = speeds.map(
+    (speed, i) => `${(i * dx).toFixed(1)} ${(45 - (42 * speed) / top).toFixed(1)}`,
+  );
   const line = `M${points.join("L")}`;
   $("spark").querySelector(".line").setAttribute("d", line);
   $("spark").querySelector(".area").setAttribute("d", `${line}L240 48L0 48Z`);
@@ -96,18 +110,26 @@ function renderEngines(engines) {
   const ready = engines.filter((engine) => engine.status === "ready").length;
   setText("engine-status", `${ready} of ${engines.length} ready`);
   $("engines").classList.toggle("faulty", ready < engines.length);
-  $("engine-list").replaceChildren(...engines.map((engine) => {
-    const item = make("li", engine.status === "ready" ? "" : "faulty");
-    const facts = [engine.status, `${formatWhole(engine.running ?? 0)} running`, `${formatWhole(engine.waiting ?? 0)} waiting`];
-    if (engine.blocks) {
-      const { used, cached, free } = engine.blocks;
-      facts.push(`${formatWhole(used)} of ${formatWhole(used + cached + free)} blocks used, ${formatWhole(cached)} cached`);
-    }
-    if (engine.restarts) facts.push(`${engine.restarts} restarts`);
-    item.append(make("span", "", `Engine ${engine.rank}`), make("small", "", facts.join(", ")));
-    if (engine.reason) item.append(make("em", "", engine.reason));
-    return item;
-  }));
+  $("engine-list").replaceChildren(
+    ...engines.map((engine) => {
+      const item = make("li", engine.status === "ready" ? "" : "faulty");
+      const facts = [
+        engine.status,
+        `${formatWhole(engine.running ?? 0)} running`,
+        `${formatWhole(engine.waiting ?? 0)} waiting`,
+      ];
+      if (engine.blocks) {
+        const { used, cached, free } = engine.blocks;
+        facts.push(
+          `${formatWhole(used)} of ${formatWhole(used + cached + free)} blocks used, ${formatWhole(cached)} cached`,
+        );
+      }
+      if (engine.restarts) facts.push(`${engine.restarts} restarts`);
+      item.append(make("span", "", `Engine ${engine.rank}`), make("small", "", facts.join(", ")));
+      if (engine.reason) item.append(make("em", "", engine.reason));
+      return item;
+    }),
+  );
 }
 
 function renderPlugins(plugins) {
@@ -119,15 +141,20 @@ function renderPlugins(plugins) {
   const faulty = plugins.filter((plugin) => plugin.faults).length;
   setText("plugin-status", `${plugins.length}, ${faulty ? `${faulty} with faults` : "no faults"}`);
   $("plugins").classList.toggle("faulty", faulty > 0);
-  $("list").replaceChildren(...sorted.map((plugin) => {
-    const item = make("li", plugin.faults ? "faulty" : "");
-    item.append(make("span", "", plugin.name), make("small", "", plugin.builtin ? "builtin" : plugin.origin));
-    if (plugin.faults) {
-      const state = plugin.stopped ? "stopped" : "faults";
-      item.append(make("em", "", `${state} (${plugin.faults}): ${plugin.error}`));
-    }
-    return item;
-  }));
+  $("list").replaceChildren(
+    ...sorted.map((plugin) => {
+      const item = make("li", plugin.faults ? "faulty" : "");
+      item.append(
+        make("span", "", plugin.name),
+        make("small", "", plugin.builtin ? "builtin" : plugin.origin),
+      );
+      if (plugin.faults) {
+        const state = plugin.stopped ? "stopped" : "faults";
+        item.append(make("em", "", `${state} (${plugin.faults}): ${plugin.error}`));
+      }
+      return item;
+    }),
+  );
 }
 
 /** Polls the engine; `onAnswer` is called when the server has sent its state. */

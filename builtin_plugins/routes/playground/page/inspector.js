@@ -22,21 +22,29 @@ export function inspector(node) {
     body.textContent = "Loading…";
     await recordings.get(node.id);
     const trace = await get("traces", node.id);
-    body.replaceChildren(...(trace ? sections(trace) : [make("p", "hint", "Nothing is recorded of this answer.")]));
+    body.replaceChildren(
+      ...(trace ? sections(trace) : [make("p", "hint", "Nothing is recorded of this answer.")]),
+    );
   });
   return panel;
 }
 
 /** Stores what the engine knows of an answer, with the tokens that the page has recorded. */
 export function recordTrace(node, trace) {
-  recordings.set(node.id, record(node, trace).finally(() => recordings.delete(node.id)));
+  recordings.set(
+    node.id,
+    record(node, trace).finally(() => recordings.delete(node.id)),
+  );
 }
 
 async function record(node, trace) {
   for (let attempt = 0; attempt < ATTEMPTS && !trace.engine; attempt += 1) {
     try {
-      trace.engine = await requestJson(`playground/request?id=${encodeURIComponent(node.answerId)}`);
-    } catch { // the engine counts a request after its last event
+      trace.engine = await requestJson(
+        `playground/request?id=${encodeURIComponent(node.answerId)}`,
+      );
+    } catch {
+      // the engine counts a request after its last event
       await new Promise((resolve) => setTimeout(resolve, ATTEMPT_MS));
     }
   }
@@ -59,7 +67,10 @@ function sections(trace) {
   if (engine?.drafted) found.push(draftSection(engine));
   if (engine?.cost) found.push(costSection(engine.cost));
   if (tokens.length) found.push(stepSection(tokens), tokenSection(tokens));
-  else found.push(make("p", "hint", "Tokens are recorded if “Token probabilities” is on under Settings."));
+  else
+    found.push(
+      make("p", "hint", "Tokens are recorded if “Token probabilities” is on under Settings."),
+    );
   if (lines?.length) found.push(lineSection(lines));
   return found;
 }
@@ -83,22 +94,33 @@ function facts(pairs) {
 }
 
 function timeSection({ queue_s, prefill_s, decode_s, generated_tokens }) {
-  const parts = [["Queue", queue_s, "queue"], ["Prefill", prefill_s, "prefill"], ["Decode", decode_s, "decode"]].filter(([, seconds]) => seconds !== null);
+  const parts = [
+    ["Queue", queue_s, "queue"],
+    ["Prefill", prefill_s, "prefill"],
+    ["Decode", decode_s, "decode"],
+  ].filter(([, seconds]) => seconds !== null);
   const bar = make("div", "bar times");
   bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", parts.map(([name, seconds]) => `${name} ${formatSeconds(seconds)}`).join(", "));
+  bar.setAttribute(
+    "aria-label",
+    parts.map(([name, seconds]) => `${name} ${formatSeconds(seconds)}`).join(", "),
+  );
   for (const [, seconds, kind] of parts) {
     const part = make("i", kind);
     part.style.flexGrow = String(1000 * seconds); // a sum below 1 would leave a gap
     bar.append(part);
   }
   const pairs = parts.map(([name, seconds]) => [name, formatSeconds(seconds)]);
-  if (decode_s && generated_tokens > 1) pairs.push(["Per token", formatSeconds(decode_s / (generated_tokens - 1))]);
+  if (decode_s && generated_tokens > 1)
+    pairs.push(["Per token", formatSeconds(decode_s / (generated_tokens - 1))]);
   return section("Time", bar, facts(pairs));
 }
 
 function blockSection({ prompt_tokens, cached_tokens, block_size }, trace) {
-  const pairs = [["Prompt", `${formatWhole(prompt_tokens)} tokens`], ["From cache", `${formatWhole(cached_tokens)} tokens`]];
+  const pairs = [
+    ["Prompt", `${formatWhole(prompt_tokens)} tokens`],
+    ["From cache", `${formatWhole(cached_tokens)} tokens`],
+  ];
   if (!block_size) return section("Prompt", facts(pairs));
   const count = Math.ceil(prompt_tokens / block_size);
   const perCell = Math.ceil(count / MAX_CELLS);
@@ -110,11 +132,21 @@ function blockSection({ prompt_tokens, cached_tokens, block_size }, trace) {
     const end = Math.min(start + size, prompt_tokens);
     const cached = start + Math.min(size, block_size) <= cached_tokens;
     const name = `Tokens ${start + 1} to ${end}, ${cached ? "from cache" : "computed"}`;
-    cells.append(makeButton("", () => showBlock(text, name, start, end, trace), { name, className: cached ? "cell cached" : "cell" }));
+    cells.append(
+      makeButton("", () => showBlock(text, name, start, end, trace), {
+        name,
+        className: cached ? "cell cached" : "cell",
+      }),
+    );
   }
   pairs.push(["Blocks", `${formatWhole(count)} of ${block_size} tokens`]);
   const legend = make("p", "hint");
-  legend.append(make("span", "key cached", "from cache"), " ", make("span", "key computed", "computed"), " · press a block for its text");
+  legend.append(
+    make("span", "key cached", "from cache"),
+    " ",
+    make("span", "key computed", "computed"),
+    " · press a block for its text",
+  );
   return section("Prompt blocks", facts(pairs), cells, legend, text);
 }
 
@@ -124,10 +156,18 @@ async function showBlock(target, name, start, end, { messages, tools, model, eng
   target.textContent = messages ? `${name}: loading…` : unknown;
   if (!messages) return;
   try {
-    const body = { model: model || undefined, messages, tools, add_generation_prompt: true, return_token_strs: true };
+    const body = {
+      model: model || undefined,
+      messages,
+      tools,
+      add_generation_prompt: true,
+      return_token_strs: true,
+    };
     const found = await requestJson("tokenize", { body });
     const isSame = found.count === engine.prompt_tokens;
-    target.textContent = isSame ? `${name}: ${found.token_strs.slice(start, end).join("")}` : unknown;
+    target.textContent = isSame
+      ? `${name}: ${found.token_strs.slice(start, end).join("")}`
+      : unknown;
   } catch (error) {
     target.textContent = `${name}. ${error.message}`;
   }
@@ -135,21 +175,32 @@ async function showBlock(target, name, start, end, { messages, tools, model, eng
 
 function draftSection({ drafted, accepted }) {
   const rate = `${Math.round((100 * accepted) / drafted)} %`;
-  return section("Draft tokens", facts([["Drafted", formatWhole(drafted)], ["Accepted", formatWhole(accepted)], ["Acceptance rate", rate]]));
+  return section(
+    "Draft tokens",
+    facts([
+      ["Drafted", formatWhole(drafted)],
+      ["Accepted", formatWhole(accepted)],
+      ["Acceptance rate", rate],
+    ]),
+  );
 }
 
 const costSection = ({ cpu_seconds, kv_byte_seconds, computed_tokens }) =>
-  section("Cost", facts([
-    ["Processors", formatSeconds(cpu_seconds)],
-    ["Computed positions", formatWhole(computed_tokens)],
-    ["KV cache", `${formatNumber(kv_byte_seconds / 1e6)} MB·s`],
-  ]));
+  section(
+    "Cost",
+    facts([
+      ["Processors", formatSeconds(cpu_seconds)],
+      ["Computed positions", formatWhole(computed_tokens)],
+      ["KV cache", `${formatNumber(kv_byte_seconds / 1e6)} MB·s`],
+    ]),
+  );
 
 /** Displays the time between the steps that brought tokens, as the page received them. */
 function stepSection(tokens) {
   const times = [...new Set(tokens.map(([, , time]) => time))];
   const gaps = times.slice(1).map((time, index) => time - times[index]);
-  if (gaps.length < 2) return section("Steps", facts([["Steps with tokens", formatWhole(times.length)]]));
+  if (gaps.length < 2)
+    return section("Steps", facts([["Steps with tokens", formatWhole(times.length)]]));
   const sorted = [...gaps].sort((a, b) => a - b);
   const slowest = sorted.at(-1);
   const chart = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -158,16 +209,23 @@ function stepSection(tokens) {
   chart.setAttribute("aria-hidden", "true");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
   const dx = 240 / Math.max(gaps.length - 1, 1);
-  path.setAttribute("d", `M${gaps.map((gap, index) => `${(index * dx).toFixed(1)} ${(38 - (36 * gap) / slowest).toFixed(1)}`).join("L")}`);
+  path.setAttribute(
+    "d",
+    `M${gaps.map((gap, index) => `${(index * dx).toFixed(1)} ${(38 - (36 * gap) / slowest).toFixed(1)}`).join("L")}`,
+  );
   path.setAttribute("class", "line");
   chart.append(path);
   chart.setAttribute("class", "steps");
-  return section("Steps", chart, facts([
-    ["Steps with tokens", formatWhole(times.length)],
-    ["Median", formatSeconds(sorted[sorted.length >> 1] / 1000)],
-    ["Slowest", formatSeconds(slowest / 1000)],
-    ["Tokens per step", formatNumber(tokens.length / times.length)],
-  ]));
+  return section(
+    "Steps",
+    chart,
+    facts([
+      ["Steps with tokens", formatWhole(times.length)],
+      ["Median", formatSeconds(sorted[sorted.length >> 1] / 1000)],
+      ["Slowest", formatSeconds(slowest / 1000)],
+      ["Tokens per step", formatNumber(tokens.length / times.length)],
+    ]),
+  );
 }
 
 const tokenSection = (tokens) => section("Tokens", ...tokenList(tokens));

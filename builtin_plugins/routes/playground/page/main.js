@@ -1,7 +1,15 @@
 // Starts the page: what is stored, then conversation and engine; and its keys.
 
 import { headers } from "./api.js";
-import { connectChat, editLast, loadModels, openConversation, regenerateLast, showError, stop } from "./chat.js";
+import {
+  connectChat,
+  editLast,
+  loadModels,
+  openConversation,
+  regenerateLast,
+  showError,
+  stop,
+} from "./chat.js";
 import { loadHighlighter } from "./code.js";
 import { connectConversations } from "./conversations.js";
 import { $ } from "./dom.js";
@@ -20,7 +28,8 @@ connectChat();
 openConversation(null);
 const stored = await get("values", "model");
 let knownKey = null;
-watchEngine(() => { // the key may come later
+watchEngine(() => {
+  // the key may come later
   const key = headers().Authorization ?? "";
   if (key === knownKey) return;
   knownKey = key;
@@ -32,7 +41,12 @@ function openSystemPrompt() {
   focusField("system");
 }
 
-const SHORTCUTS = { KeyN: () => openConversation(null), KeyR: regenerateLast, KeyE: editLast, KeyS: openSystemPrompt };
+const SHORTCUTS = {
+  KeyN: () => openConversation(null),
+  KeyR: regenerateLast,
+  KeyE: editLast,
+  KeyS: openSystemPrompt,
+};
 
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();

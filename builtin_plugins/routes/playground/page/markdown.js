@@ -24,7 +24,8 @@ markdown.renderer.rules.image = (tokens, index) => {
   const url = tokens[index].attrGet("src") ?? "";
   return `<a href="${escapeHtml(url)}">${escapeHtml(tokens[index].content || url)}</a>`;
 };
-for (const name of ["th_open", "td_open"]) // alignment as a class: the page has no inline styles
+for (const name of ["th_open", "td_open"])
+  // alignment as a class: the page has no inline styles
   markdown.renderer.rules[name] = (tokens, index) => {
     const side = /text-align:(\w+)/.exec(tokens[index].attrGet("style") ?? "")?.[1];
     return `<${tokens[index].tag}${side ? ` class="align-${side}"` : ""}>`;
@@ -48,7 +49,9 @@ export class GrowingText {
     }
     const rest = text.slice(this.length);
     const tokens = markdown.parse(rest, this.env);
-    const starts = tokens.flatMap((token, index) => (token.level === 0 && token.nesting >= 0 && token.map ? [index] : []));
+    const starts = tokens.flatMap((token, index) =>
+      token.level === 0 && token.nesting >= 0 && token.map ? [index] : [],
+    );
     const split = ended ? tokens.length : (starts.at(-OPEN_BLOCKS) ?? 0);
     if (split > 0) {
       for (const node of this.open) node.remove();

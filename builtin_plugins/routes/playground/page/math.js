@@ -7,14 +7,22 @@ const MAX_DRAWN = 500;
 /** Adds the rules for math to a Markdown parser; they leave `<span data-math>`. */
 export function addMath(markdown) {
   markdown.inline.ruler.before("escape", "math", inlineMath);
-  markdown.block.ruler.before("fence", "math_block", blockMath, { alt: ["paragraph", "reference", "blockquote", "list"] });
+  markdown.block.ruler.before("fence", "math_block", blockMath, {
+    alt: ["paragraph", "reference", "blockquote", "list"],
+  });
   const escape = markdown.utils.escapeHtml;
-  const rendered = (token) => `<span data-math="${escape(token.content)}"${token.meta ? ' data-display="1"' : ""}></span>`;
+  const rendered = (token) =>
+    `<span data-math="${escape(token.content)}"${token.meta ? ' data-display="1"' : ""}></span>`;
   markdown.renderer.rules.math = (tokens, index) => rendered(tokens[index]);
   markdown.renderer.rules.math_block = (tokens, index) => `<p>${rendered(tokens[index])}</p>`;
 }
 
-const DELIMITERS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
+const DELIMITERS = [
+  ["$$", "$$", true],
+  ["\\[", "\\]", true],
+  ["\\(", "\\)", false],
+  ["$", "$", false],
+];
 
 function inlineMath(state, silent) {
   const { src, pos } = state;
@@ -25,7 +33,8 @@ function inlineMath(state, silent) {
     if (end <= start) return false;
     const content = src.slice(start, end);
     // A price is no math: "$5 and $6".
-    if (open === "$" && (/^\s|\s$|\n\n/.test(content) || /\d/.test(src[end + 1] ?? ""))) return false;
+    if (open === "$" && (/^\s|\s$|\n\n/.test(content) || /\d/.test(src[end + 1] ?? "")))
+      return false;
     if (!silent) {
       const token = state.push("math", "math", 0);
       token.content = content.trim();
@@ -38,9 +47,11 @@ function inlineMath(state, silent) {
 }
 
 function blockMath(state, first, end, silent) {
-  const lineOf = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
+  const lineOf = (line) =>
+    state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
   const opened = lineOf(first).trim();
-  const [open, close] = DELIMITERS.slice(0, 2).find(([delimiter]) => opened.startsWith(delimiter)) ?? [];
+  const [open, close] =
+    DELIMITERS.slice(0, 2).find(([delimiter]) => opened.startsWith(delimiter)) ?? [];
   if (!open) return false;
   const lines = [];
   for (let line = first; line < end; line += 1) {
@@ -64,7 +75,9 @@ function blockMath(state, first, end, silent) {
 
 /** Draws the math among the nodes. */
 export async function drawMath(nodes) {
-  const found = nodes.flatMap((node) => (node.querySelectorAll ? [...node.querySelectorAll("[data-math]")] : []));
+  const found = nodes.flatMap((node) =>
+    node.querySelectorAll ? [...node.querySelectorAll("[data-math]")] : [],
+  );
   if (!found.length) return;
   for (const span of found) if (!draw(span)) span.textContent = span.dataset.math;
   if (globalThis.katex) return;
@@ -100,7 +113,12 @@ function drawFormula(text, display) {
   const target = document.createElement("span");
   try {
     // As nodes: the content security policy forbids styles within HTML.
-    globalThis.katex.render(text, target, { displayMode: display, trust: false, maxSize: 20, maxExpand: 200 });
+    globalThis.katex.render(text, target, {
+      displayMode: display,
+      trust: false,
+      maxSize: 20,
+      maxExpand: 200,
+    });
   } catch {
     target.textContent = text;
   }

@@ -17,7 +17,10 @@ export const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeigh
 function article(node) {
   const element = make("article", node.role);
   element.id = `message-${node.id}`;
-  element.setAttribute("aria-label", node.role === "tool" ? `${NAMES.tool} ${node.callName}` : NAMES[node.role]);
+  element.setAttribute(
+    "aria-label",
+    node.role === "tool" ? `${NAMES.tool} ${node.callName}` : NAMES[node.role],
+  );
   return element;
 }
 
@@ -28,7 +31,9 @@ export function userView(node, actions) {
   files.append(...node.files.map(preview));
   const text = make("div", "text", node.text);
   element.append(files, text);
-  const edit = makeButton("Edit", () => startEdit(node, element, actions), { name: "Edit this message" });
+  const edit = makeButton("Edit", () => startEdit(node, element, actions), {
+    name: "Edit this message",
+  });
   element.append(buttons(node, actions, node.role === "user" ? [edit] : []));
   return element;
 }
@@ -71,14 +76,18 @@ function buttons(node, actions, others) {
   const siblings = actions.siblings(node);
   const index = siblings.indexOf(node);
   if (siblings.length > 1) {
-    const choose = (step) => actions.select(siblings[(index + step + siblings.length) % siblings.length]);
+    const choose = (step) =>
+      actions.select(siblings[(index + step + siblings.length) % siblings.length]);
     row.append(
       makeButton("‹", () => choose(-1), { name: "Previous branch" }),
       make("span", "branch", `${index + 1} / ${siblings.length}`),
       makeButton("›", () => choose(1), { name: "Next branch" }),
     );
   }
-  row.append(makeButton("Copy", (event) => copyText(node.text, event.target), { name: "Copy this message" }), ...others);
+  row.append(
+    makeButton("Copy", (event) => copyText(node.text, event.target), { name: "Copy this message" }),
+    ...others,
+  );
   return row;
 }
 
@@ -122,11 +131,15 @@ export class AnswerView {
     const reasoning = node.reasoning.trim();
     this.thought.hidden = !reasoning;
     if (reasoning) {
-      this.thoughtSummary.textContent = ended || node.text || node.calls.length ? "Thoughts" : "Thinking…";
+      this.thoughtSummary.textContent =
+        ended || node.text || node.calls.length ? "Thoughts" : "Thinking…";
       this.thoughtText.textContent = reasoning;
     }
     this.growing.update(node.text.trimStart(), ended);
-    const length = node.calls.reduce((sum, call) => sum + call.function.name.length + call.function.arguments.length, 0);
+    const length = node.calls.reduce(
+      (sum, call) => sum + call.function.name.length + call.function.arguments.length,
+      0,
+    );
     if (length === this.numCalls && !ended) return;
     this.numCalls = length;
     this.calls.replaceChildren(...node.calls.filter(Boolean).map(callCard));
@@ -142,8 +155,12 @@ export class AnswerView {
     cancelAnimationFrame(this.frame);
     this.draw(true);
     this.article.removeAttribute("aria-busy");
-    this.foot.textContent = [this.node.model, this.node.footer, this.node.note].filter(Boolean).join(" · ");
-    const again = makeButton("Regenerate", () => this.actions.regenerate(this.node), { name: "Regenerate this answer" });
+    this.foot.textContent = [this.node.model, this.node.footer, this.node.note]
+      .filter(Boolean)
+      .join(" · ");
+    const again = makeButton("Regenerate", () => this.actions.regenerate(this.node), {
+      name: "Regenerate this answer",
+    });
     this.article.append(inspector(this.node), buttons(this.node, this.actions, [again]));
     return this;
   }

@@ -4,7 +4,26 @@ import "./vendor/dompurify/purify.min.js";
 
 const RULES = {
   ALLOWED_TAGS: [
-    ...["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s"],
+    ...[
+      "a",
+      "blockquote",
+      "br",
+      "code",
+      "del",
+      "em",
+      "h1",
+      "h2",
+      "h3",
+      "h4",
+      "h5",
+      "h6",
+      "hr",
+      "li",
+      "ol",
+      "p",
+      "pre",
+      "s",
+    ],
     ...["span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
   ],
   ALLOWED_ATTR: ["class", "data-language", "data-math", "data-display", "href", "start", "title"],

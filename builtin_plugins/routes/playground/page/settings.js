@@ -6,7 +6,15 @@ import { get, put } from "./store.js";
 
 const fields = $("fields");
 const NUMBERS = [
-  "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "repetition_penalty",
 ];
 const TEXTS = ["system", "schema", "tools", "stop", "extra"];
 const STORED = [...NUMBERS, ...TEXTS, "reasoning_effort"];
@@ -17,7 +25,10 @@ export const field = (name) => fields.elements[name];
 /** Returns the values of the form by name; the key is not among them. */
 export function values() {
   const filled = STORED.filter((name) => field(name).value.trim() !== "");
-  return Object.fromEntries([...filled.map((name) => [name, field(name).value]), ["trace", field("trace").checked]]);
+  return Object.fromEntries([
+    ...filled.map((name) => [name, field(name).value]),
+    ["trace", field("trace").checked],
+  ]);
 }
 
 export function setValues(next) {
@@ -27,7 +38,8 @@ export function setValues(next) {
 
 /** Displays the server's defaults in empty fields. */
 export function setDefaults(defaults) {
-  for (const [name, value] of Object.entries(defaults)) field(name).placeholder = value ?? "default";
+  for (const [name, value] of Object.entries(defaults))
+    field(name).placeholder = value ?? "default";
 }
 
 // --- The request
@@ -133,7 +145,8 @@ export async function connectSettings() {
   fields.addEventListener("submit", (event) => event.preventDefault());
   fields.addEventListener("input", ({ target }) => {
     if (target.name === "key") setKey(target.value);
-    else if (STORED.includes(target.name) || target.name === "trace") put("values", "settings", values());
+    else if (STORED.includes(target.name) || target.name === "trace")
+      put("values", "settings", values());
   });
   field("theme").addEventListener("change", () => {
     applyTheme();

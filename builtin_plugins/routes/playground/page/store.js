@@ -5,10 +5,11 @@ const STORES = ["conversations", "traces", "values"];
 const memory = Object.fromEntries(STORES.map((name) => [name, new Map()]));
 let database = null;
 
-const settled = (request) => new Promise((resolve, reject) => {
-  request.onsuccess = () => resolve(request.result);
-  request.onerror = () => reject(request.error);
-});
+const settled = (request) =>
+  new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
 
 /** Opens the database; returns whether what is stored outlives the page. */
 export async function openStore() {

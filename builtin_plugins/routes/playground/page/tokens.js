@@ -6,7 +6,8 @@ const PER_PAGE = 300;
 const BOUNDS = [0.9, 0.6, 0.3, 0.1]; // of the classes p0 to p4
 
 /** Returns a token's text with spaces and line breaks made visible. */
-const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+const visible = (text) =>
+  text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 const percent = (logprob) => {
   const value = 100 * Math.exp(logprob);
   return `${value >= 99.95 || value < 0.05 ? value.toPrecision(3) : value.toFixed(1)} %`;
@@ -44,7 +45,11 @@ export function tokenList(tokens) {
     pager.hidden = pages < 2;
     pager.replaceChildren(
       makeButton("‹", () => draw((page + pages - 1) % pages), { name: "Previous tokens" }),
-      make("span", "branch", `${formatWhole(first + 1)} to ${formatWhole(Math.min(first + PER_PAGE, tokens.length))} of ${formatWhole(tokens.length)}`),
+      make(
+        "span",
+        "branch",
+        `${formatWhole(first + 1)} to ${formatWhole(Math.min(first + PER_PAGE, tokens.length))} of ${formatWhole(tokens.length)}`,
+      ),
       makeButton("›", () => draw((page + 1) % pages), { name: "Next tokens" }),
     );
   };
@@ -53,13 +58,24 @@ export function tokenList(tokens) {
     if (index >= 0) choose(page * PER_PAGE + index);
   });
   list.addEventListener("keydown", (event) => {
-    const moves = { ArrowRight: chosen + 1, ArrowDown: chosen + 1, ArrowLeft: chosen - 1, ArrowUp: chosen - 1, Home: 0, End: tokens.length - 1 };
+    const moves = {
+      ArrowRight: chosen + 1,
+      ArrowDown: chosen + 1,
+      ArrowLeft: chosen - 1,
+      ArrowUp: chosen - 1,
+      Home: 0,
+      End: tokens.length - 1,
+    };
     if (!(event.key in moves)) return;
     event.preventDefault();
     choose(moves[event.key]);
   });
   draw(0);
-  const hint = make("p", "hint", "Darker tokens were less probable. Press one, or use the arrow keys.");
+  const hint = make(
+    "p",
+    "hint",
+    "Darker tokens were less probable. Press one, or use the arrow keys.",
+  );
   return [list, pager, detail, hint];
 }
 
@@ -79,7 +95,11 @@ function details(tokens, index) {
   const [text, logprob, time, alternatives] = tokens[index];
   const gap = index ? time - tokens[index - 1][2] : 0;
   const after = index ? `, ${gap.toFixed(1)} ms after the one before` : "";
-  const heading = make("p", "", `Token ${index + 1}: ${visible(text)} with ${percent(logprob)}${after}`);
+  const heading = make(
+    "p",
+    "",
+    `Token ${index + 1}: ${visible(text)} with ${percent(logprob)}${after}`,
+  );
   const table = make("table");
   const head = make("tr");
   for (const name of ["Alternative", "Probability"]) {
@@ -87,10 +107,13 @@ function details(tokens, index) {
     cell.scope = "col";
     head.append(cell);
   }
-  table.append(head, ...alternatives.map(([other, value]) => {
-    const row = make("tr", other === text ? "chosen" : "");
-    row.append(make("td", "", visible(other)), make("td", "", percent(value)));
-    return row;
-  }));
+  table.append(
+    head,
+    ...alternatives.map(([other, value]) => {
+      const row = make("tr", other === text ? "chosen" : "");
+      row.append(make("td", "", visible(other)), make("td", "", percent(value)));
+      return row;
+    }),
+  );
   return alternatives.length ? [heading, table] : [heading];
 }

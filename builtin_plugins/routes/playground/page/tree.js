@@ -8,7 +8,10 @@ const ROOT = "root";
 const ROLES = ["user", "assistant", "tool"];
 const MAX_TITLE = 60;
 
-export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newId = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) =>
+    byte.toString(16).padStart(2, "0"),
+  ).join("");
 
 export function newConversation(settings = {}) {
   const now = Date.now();
@@ -18,7 +21,16 @@ export function newConversation(settings = {}) {
 
 /** Adds a message after another one, or a first message, and selects it. */
 export function addNode(conversation, parent, fields) {
-  const node = { id: newId(), parent: parent?.id ?? ROOT, text: "", files: [], children: [], selected: null, created: Date.now(), ...fields };
+  const node = {
+    id: newId(),
+    parent: parent?.id ?? ROOT,
+    text: "",
+    files: [],
+    children: [],
+    selected: null,
+    created: Date.now(),
+    ...fields,
+  };
   conversation.nodes[node.id] = node;
   const above = conversation.nodes[node.parent];
   above.children.push(node.id);
@@ -71,7 +83,9 @@ export function pendingCalls(conversation) {
 function contentOf(node) {
   const texts = node.files.filter((file) => file.kind === "text");
   const images = node.files.filter((file) => file.kind === "image");
-  const text = [...texts.map((file) => `File ${file.name}:\n\n${file.text}`), node.text].filter(Boolean).join("\n\n");
+  const text = [...texts.map((file) => `File ${file.name}:\n\n${file.text}`), node.text]
+    .filter(Boolean)
+    .join("\n\n");
   if (!images.length) return text;
   const parts = images.map((file) => ({ type: "image_url", image_url: { url: file.url } }));
   return text ? [...parts, { type: "text", text }] : parts;
@@ -87,7 +101,8 @@ function messageOf(node) {
 /** Returns the messages of a request that continues the conversation after a node. */
 export function messagesOf(conversation, node, system = "") {
   const messages = [];
-  for (let each = node; each; each = parentOf(conversation, each)) messages.unshift(messageOf(each));
+  for (let each = node; each; each = parentOf(conversation, each))
+    messages.unshift(messageOf(each));
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
@@ -120,7 +135,9 @@ function readConversation(found, index) {
   const wrong = new Error(`Conversation ${index + 1} of the file is damaged. Export it again.`);
   const given = found?.nodes;
   if (!given?.[ROOT]) throw wrong;
-  const conversation = newConversation(found.settings && typeof found.settings === "object" ? found.settings : {});
+  const conversation = newConversation(
+    found.settings && typeof found.settings === "object" ? found.settings : {},
+  );
   conversation.title = string(found.title).slice(0, MAX_TITLE);
   conversation.created = Number(found.created) || conversation.created;
   conversation.updated = Number(found.updated) || conversation.updated;
@@ -128,9 +145,11 @@ function readConversation(found, index) {
     const node = Object.hasOwn(given, id) ? given[id] : null;
     const children = Array.isArray(node?.children) ? node.children : [];
     const target = conversation.nodes[ROOT];
-    if (!node || id === "__proto__" || Object.hasOwn(conversation.nodes, id) !== (id === ROOT)) throw wrong;
+    if (!node || id === "__proto__" || Object.hasOwn(conversation.nodes, id) !== (id === ROOT))
+      throw wrong;
     if (id === ROOT) Object.assign(target, { children, selected: node.selected ?? null });
-    else if (ROLES.includes(node.role)) conversation.nodes[id] = readNode(node, id, parent, children);
+    else if (ROLES.includes(node.role))
+      conversation.nodes[id] = readNode(node, id, parent, children);
     else throw wrong;
     for (const child of children) read(String(child), id);
     const made = conversation.nodes[id];
@@ -143,13 +162,34 @@ function readConversation(found, index) {
 function readNode(node, id, parent, children) {
   const files = Array.isArray(node.files) ? node.files : [];
   const calls = Array.isArray(node.calls) ? node.calls : [];
-  const texts = Object.fromEntries(["text", "reasoning", "footer", "note", "model", "callId", "callName"].map((name) => [name, string(node[name])]));
+  const texts = Object.fromEntries(
+    ["text", "reasoning", "footer", "note", "model", "callId", "callName"].map((name) => [
+      name,
+      string(node[name]),
+    ]),
+  );
   return {
-    ...texts, id, parent, children, role: node.role, selected: node.selected ?? null, created: Number(node.created) || 0,
-    files: files.filter((file) => file?.kind === "text" || /^data:image\//.test(file?.url ?? ""))
-      .map(({ kind, name, text, url }) => ({ kind: kind === "text" ? "text" : "image", name: string(name), text: string(text), url: string(url) })),
-    calls: calls.filter((call) => typeof call?.function?.arguments === "string").map((call) => ({
-      id: string(call.id), type: "function", function: { name: string(call.function.name), arguments: call.function.arguments },
-    })),
+    ...texts,
+    id,
+    parent,
+    children,
+    role: node.role,
+    selected: node.selected ?? null,
+    created: Number(node.created) || 0,
+    files: files
+      .filter((file) => file?.kind === "text" || /^data:image\//.test(file?.url ?? ""))
+      .map(({ kind, name, text, url }) => ({
+        kind: kind === "text" ? "text" : "image",
+        name: string(name),
+        text: string(text),
+        url: string(url),
+      })),
+    calls: calls
+      .filter((call) => typeof call?.function?.arguments === "string")
+      .map((call) => ({
+        id: string(call.id),
+        type: "function",
+        function: { name: string(call.function.name), arguments: call.function.arguments },
+      })),
   };
 }
