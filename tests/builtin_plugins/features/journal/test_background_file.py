@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def write_repeatedly(file: BackgroundFile, count: int) -> None:
         file.write(b"a" * 10_000)
 
 
+def write_until_it_fails(file: BackgroundFile) -> None:
+    while True:
+        file.write(b"a")
+        time.sleep(0.001)  # the thread writes in between
+
+
 def test_data_is_written_in_order(tmp_path: Path) -> None:
     chunks = [bytes([i % 256]) * i for i in range(500)]
     file = BackgroundFile((tmp_path / "file").open("wb"))
@@ -39,7 +46,7 @@ def test_data_is_written_in_order(tmp_path: Path) -> None:
 def test_error_of_the_disk_is_raised_later() -> None:
     file = BackgroundFile(Path("/dev/full").open("wb"))  # noqa: SIM115 - closed by its thread
     with pytest.raises(OSError, match="No space left"):
-        write_repeatedly(file, 10**6)
+        write_until_it_fails(file)
     with pytest.raises(OSError, match="No space left"):
         file.close()
 
