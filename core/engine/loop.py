@@ -178,7 +178,8 @@ class EngineCore:
         started_s = self._clock()
         self._batching_until_s = 0.0
         self._batching_limit_s = 0.0
-        self._run_pending_calls()
+        if not self._pending_calls.empty():
+            self._run_pending_calls()
         self._submit_plans()
         self.blocked = not self._in_flight
         if self.blocked:
@@ -189,7 +190,6 @@ class EngineCore:
     def _collect(self, started_s: float | None = None) -> StepOutputs:
         try:
             result = self.executor.collect()
-        # its requests end, and steps in flight are collected
         except BaseException as error:
             if isinstance(error, EngineDead):
                 raise  # no executor is left to run another step
