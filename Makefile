@@ -7,7 +7,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 SYSTEM_SITE ?= 0
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Workers of the tests: a fifth of their time is spent waiting for processes.
+JOBS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 3 / 2 )))
 MODEL ?=
 PORT ?= 8000
 SERVED = $(or $(MODEL),demo)
@@ -19,8 +20,10 @@ PY := $(BIN)/python
 STAMPS := $(VENV)/.stamps
 KERNEL_SOURCES := $(shell find kernels/core_kernels -name "*.cpp" -o -name "*.h") kernels/core_kernels/build.py
 KERNELS := kernels/core_kernels/build.py
-# Packages are installed while the kernels compile.
+# Packages are installed while the kernels compile. A recursive make has the jobs of the first.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=2
+endif
 # Byte code is cached even where the environment disables it: some hundred processes import the
 # same modules.
 CACHE_BYTE_CODE := PYTHONDONTWRITEBYTECODE=
