@@ -1,11 +1,13 @@
 // Products with integer codes where registers hold few sums: a panel group by group, a group tile
 // by tile, a tile by all blocks of rows. Totals stay in the cache from group to group.
 //
-// With few rows, codes are extracted where they are multiplied. With more, the codes of a tile's
-// group are opened to 16-bit pairs in the first-level cache, where all blocks of rows read them.
+// With few rows, codes are extracted where they are multiplied; one row of four-bit codes with AVX2
+// has a kernel of its own (byte_row.h). With more, the codes of a tile's group are opened to 16-bit
+// pairs in the first-level cache, where all blocks of rows read them.
 #pragma once
 
 #include "cpu/gemm/opened_tile.h"
+#include "cpu/quant/byte_row.h"
 #include "cpu/quant/integer_panels.h"
 
 namespace {
@@ -24,7 +26,9 @@ public:
         for (int64_t row = first; row < last; row += kRowsAtOnce) {
             const int64_t count = std::min(kRowsAtOnce, last - row);
             std::memset(totals_.get(), 0, count * kPanel * sizeof(float));
-            for (int64_t g = 0; g < at.groups(); ++g)
+            const bool done = count == 1 && multiply_byte_row<kCode>(totals_.get(), rows, row,
+                                                                     panel, columns, at);
+            for (int64_t g = 0; g < at.groups() && !done; ++g)
                 add_group({rows, row, count, g, panel + at.group_at(g, columns), columns, at});
             auto* totals = reinterpret_cast<Floats(*)[kTiles]>(totals_.get());
             if (at.has_factors()) multiply_by_factors(totals, count, panel, 0, columns / kLanes);

@@ -50,14 +50,20 @@ struct Layout {
     }  // from the start of a group
 };
 
-// Decodes sixteen E4M3 scales. Not inlined: inlining slows down the other kinds of scales, which
-// are more frequent.
+// Decodes E4M3 numbers.
+template <typename Numbers, typename Integers, typename Codes>
+inline Numbers small_floats(Codes codes) {
+    const Codes own = codes & 0x7f;
+    const Numbers small = convert<Numbers>((Integers)own) * 0x1p-9f;
+    Codes found = select(own < 8, (Codes)small, (own << 20) + (120u << 23));
+    found = select(own == 0x7f, Codes{} + 0x7fc00000, found);
+    return (Numbers)(found | (codes & 0x80) << 24);
+}
+
+// Sixteen E4M3 scales. Not inlined: inlining slows down the other kinds of scales, which are more
+// frequent.
 __attribute__((noinline)) inline Floats load_small(const uint8_t* from) {
-    const Words codes = load_bytes(from), own = codes & 0x7f;
-    const Floats small = convert<Floats>((Ints)own) * 0x1p-9f;
-    Words found = select(own < 8, (Words)small, (own << 20) + (120u << 23));
-    found = select(own == 0x7f, Words{} + 0x7fc00000, found);
-    return (Floats)(found | (codes & 0x80) << 24);
+    return small_floats<Floats, Ints>(load_bytes(from));
 }
 
 // Loads the scales of a panel's columns. Byte scales exist for FP4 only: checking for them with

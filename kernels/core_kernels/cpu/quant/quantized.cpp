@@ -429,15 +429,17 @@ void with_both(const IntegerFormat& format, Body body) {
     with_code(format.code, [&](auto code) { body(code, Exact()); });
 }
 
-// 8-bit x has one scale per row, 16-bit x one per group.
-QuantizedRows rows_for(int64_t count, const Layout& at, int64_t x_bits) {
+// 8-bit x has one scale per row, 16-bit x one per group. `has_single`: a weight may have one row
+// only.
+QuantizedRows rows_for(int64_t count, const Layout& at, int64_t x_bits, bool has_single) {
+    const bool has_byte_row = kHasByteRow<kInt4> && at.bits == 4 && has_single;
     return QuantizedRows(count, {at.filled(), x_bits == 8 ? at.filled() : at.group, at.group},
-                         x_bits, kMultipliesBytes, !kMultipliesBytes);
+                         x_bits, kMultipliesBytes || has_byte_row, !kMultipliesBytes);
 }
 
 void any_product(const Product& p, const int32_t* order, IntegerFormat format, int32_t dtype) {
     const Layout at(p.out, p.in, format);
-    QuantizedRows rows = rows_for(p.rows, at, format.x_bits);
+    QuantizedRows rows = rows_for(p.rows, at, format.x_bits, p.rows == 1);
     quantize_rows(rows, p, p.rows, dtype, order);
     with_both(format, [&](auto code, auto form) {
         multiply_panels(p, at.panels(),
@@ -449,7 +451,7 @@ void any_grouped(const Product& p, const int64_t* counts, int64_t groups, Intege
                  int32_t dtype) {
     const Layout at(p.out, p.in, format);
     const GroupedRows own(counts, groups);
-    QuantizedRows rows = rows_for(own.rows, at, format.x_bits);
+    QuantizedRows rows = rows_for(own.rows, at, format.x_bits, true);
     quantize_rows(rows, p, own.rows, dtype);
     with_both(format, [&](auto code, auto form) {
         multiply_groups(p, own, at.panels(), at.bytes(),
