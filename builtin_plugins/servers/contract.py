@@ -20,6 +20,7 @@ class RouteGroup(Protocol):
     - `queries`: JSON schemas of query parameters by route ("GET /path") and name.
     - `started()`: a coroutine function; runs in the event loop before the first
       request.
+    - `page`: path of a page for browsers, which the server prints when it is ready.
     - `around(app)`: returns an ASGI application that wraps the server's own and also
       sees rejected requests.
     - `one_process`, on the class: why several API servers (`--api-server-count`) cannot

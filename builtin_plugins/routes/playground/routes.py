@@ -46,6 +46,7 @@ class PlaygroundRoutes:
     def __init__(self, engine: ServedEngine, config: EngineConfig) -> None:
         self._engine = engine
         self._files = page_files() if is_offered(config, engine.registry) else {}
+        self.page = "/playground" if self._files else ""
         self.public_paths = frozenset({*self._files, "/"} if self._files else ())
         self.quiet_paths = {*self._files, "/playground/state", REQUEST} - {"/playground"}
         self._explains = bool(config.options.get("enable_operator_routes"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from core.api import Entry, Option, Range, hookimpl
+from core.api import EngineConfig, Entry, Option, Range, hookimpl
 
 YEAR_S: Final = 366 * 24 * 3600.0
 Seconds = Annotated[float, Range(0.001, YEAR_S)]
@@ -16,6 +16,15 @@ LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 def engine_servers() -> list[Entry]:
     target = "builtin_plugins.servers.http.server:HttpServer"
     return [Entry("http", target, "HTTP over uvicorn", requires=("fastapi", "uvicorn"))]
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    defaults = {option.name: option.default for option in engine_options()}
+    if any(config.options.get(name) != default for name, default in defaults.items()):
+        from builtin_plugins.servers.http.server import HttpServer  # lazy: a web framework
+
+        HttpServer.check_settings(config)
 
 
 @hookimpl

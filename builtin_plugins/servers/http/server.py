@@ -85,6 +85,7 @@ class HttpServer:
         """The ASGI application, for tests and other servers."""
         self.url = ""
         """Address of the server, set by `run`."""
+        self._pages = [path for group in named.values() if (path := getattr(group, "page", ""))]
         self._is_one_of_several = (config.options.get("api_server_count") or 1) > 1
         self._server: _Server | None = None
         self.parent: ServerParent | None = None
@@ -94,6 +95,12 @@ class HttpServer:
     def check(config: EngineConfig) -> None:
         """Raise `ConfigError` for an address or settings that cannot work, before a model loads."""
         open_more_files()
+        HttpServer.check_settings(config)
+        close(listen(config.options), config.options)
+
+    @staticmethod
+    def check_settings(config: EngineConfig) -> None:
+        """Raise `ConfigError` for settings that cannot work, without opening the address."""
         Limits.from_options(config.options)
         check_tls(config.options)
         _log_config(config.options.get("log_config_file"))
@@ -106,7 +113,6 @@ class HttpServer:
             load_middleware(path)
         _check_loop(config.options)
         _shutdown_timeout(config.options)
-        close(listen(config.options), config.options)
 
     @staticmethod
     def open_listeners(config: EngineConfig, parent: Parent | None) -> dict[str, list[int]]:
@@ -164,6 +170,8 @@ class HttpServer:
             self.parent.report_serving(MAINTENANCE_SERVER)
         if self.parent is None or not self.parent.restarts:
             print_line(f"Serving {', '.join(self._engine.served_names)} on {self.url}")
+            for path in self._pages if self.url.startswith("http") else ():
+                print_line(f"Chat with it in a browser: {self.url}{path}")
 
     def _uvicorn_config(self) -> uvicorn.Config:
         options = self._options

@@ -88,9 +88,10 @@ def test_page_can_be_turned_off():
 def test_server_without_the_page_has_no_route_of_it(engine):
     group = PlaygroundRoutes(engine, EngineConfig(options={"host": "0.0.0.0"}))
     assert group.routes() != []  # its plugin is named
+    assert group.page in group.public_paths
     unnamed = SimpleNamespace(registry=load_plan(make_plan()))
     group = PlaygroundRoutes(unnamed, EngineConfig(options={"host": "0.0.0.0"}))
-    assert (group.routes(), group.public_paths) == ([], frozenset())
+    assert (group.routes(), group.public_paths, group.page) == ([], frozenset(), "")
 
 
 def test_page_files_have_security_headers(call_api):

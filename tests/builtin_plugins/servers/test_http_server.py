@@ -375,10 +375,8 @@ def test_port_in_use_is_config_error():
             HttpServer(EchoEngine(config), config, []).run()
 
 
-def test_signal_shuts_down_server_after_ready_line(capsys):
-    config = EngineConfig(options={"port": 0})
-    server = HttpServer(EchoEngine(config), config, {"stop": Group(Route("/x", _fine))})
-    before = signal.getsignal(signal.SIGTERM)
+def _run_until_signal(server):
+    """Run a server that gets SIGTERM as soon as it is up; return its status."""
 
     class Stop:
         """A lifespan that sends SIGTERM as soon as the server is up."""
@@ -390,11 +388,31 @@ def test_signal_shuts_down_server_after_ready_line(capsys):
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
 
-    guard = server.app.guard
-    guard._app = Stop()
-    assert server.run() == 0
+    server.app.guard._app = Stop()
+    return server.run()
+
+
+def test_signal_shuts_down_server_after_ready_line(capsys):
+    config = EngineConfig(options={"port": 0})
+    server = HttpServer(EchoEngine(config), config, {"stop": Group(Route("/x", _fine))})
+    before = signal.getsignal(signal.SIGTERM)
+    assert _run_until_signal(server) == 0
     assert signal.getsignal(signal.SIGTERM) is before
-    assert capsys.readouterr().out.startswith("Serving echo on http://127.0.0.1:")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Serving echo on http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("uds", [False, True])
+def test_address_of_a_page_is_printed_after_the_ready_line(capsys, tmp_path, uds):
+    options = {"uds": str(tmp_path / "socket")} if uds else {"port": 0}
+    config = EngineConfig(options=options)
+    group = Group(Route("/chat", _fine))
+    group.page = "/chat"
+    server = HttpServer(EchoEngine(config), config, {"page": group})
+    assert _run_until_signal(server) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("Serving echo on ")
+    assert others == ([] if uds else [f"Chat with it in a browser: {server.url}/chat"])
 
 
 def test_call_that_dies_with_its_engine_may_be_sent_again() -> None:
