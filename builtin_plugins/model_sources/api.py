@@ -5,7 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from builtin_plugins.model_sources.huggingface.hub import check_cache, download, is_hub_id
+from builtin_plugins.model_sources.huggingface.hub import (
+    SETTINGS,
+    WEIGHTS,
+    check_cache,
+    download,
+    is_hub_id,
+    list_downloads,
+)
 from builtin_plugins.model_sources.patterns import Pattern
 from builtin_plugins.model_sources.settings_file import (
     read_settings_json,
@@ -17,12 +24,15 @@ if TYPE_CHECKING:
     from builtin_plugins.model_sources.demo.tower import LabelTower, TowerSizes, tower_tensors
 
 __all__ = [
+    "SETTINGS",
+    "WEIGHTS",
     "LabelTower",
     "Pattern",
     "TowerSizes",
     "check_cache",
     "download",
     "is_hub_id",
+    "list_downloads",
     "read_settings_json",
     "read_settings_object",
     "read_settings_text",

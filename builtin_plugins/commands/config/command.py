@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SECRETS = ("token", "key", "password", "secret")
 """Name endings of values that are never printed."""
 HIDDEN = "***"
+PLUGIN = "command_config"
+"""Name of this command's plugin."""
 
 
 class ConfigCommand:
@@ -39,7 +41,8 @@ class ConfigCommand:
         )
 
     def run(self, context: CommandContext) -> int:
-        """Print and return 0."""
+        """Print and return 0. Raises `ConfigError` for settings that a start refuses."""
+        check_settings(context)
         if context.args.reference:
             print(reference_page(context.table), end="")
         elif context.args.json:
@@ -50,7 +53,7 @@ class ConfigCommand:
             origin_of = context.provenance.origin_of
             rows = [
                 (found.flag, _as_text(value), origin_of(found.name))
-                for found, value in _values(context)
+                for found, value in effective_values(context)
             ]
             widths = [min(40, max(len(row[i]) for row in rows)) for i in range(2)]
             for flag, value, origin in rows:
@@ -58,7 +61,15 @@ class ConfigCommand:
         return 0
 
 
-def _values(context: CommandContext) -> Iterator[tuple[Field, Any]]:
+def check_settings(context: CommandContext) -> None:
+    """Raise `ConfigError` for settings that a start refuses, whatever the model."""
+    if any(ref.name == PLUGIN for ref in context.registry.plan.plugins):  # it has the hook
+        context.registry.call_hook(
+            "engine_check_settings", config=context.config, registry=context.registry
+        )
+
+
+def effective_values(context: CommandContext) -> Iterator[tuple[Field, Any]]:
     """Yield every field with its effective value, secrets hidden."""
     for found in context.table.by_name.values():
         if found.refuse:
@@ -79,7 +90,7 @@ def _as_text(value: Any) -> str:
 
 def _as_json(context: CommandContext) -> dict[str, Any]:
     printed: dict[str, Any] = {}
-    for found, value in _values(context):
+    for found, value in effective_values(context):
         entry = {"value": value, "origin": context.provenance.origin_of(found.name)}
         printed.setdefault(found.group, {})[found.name] = entry
     return printed
@@ -88,22 +99,23 @@ def _as_json(context: CommandContext) -> dict[str, Any]:
 def _as_toml(context: CommandContext) -> Iterator[str]:
     """Yield the lines of a file with the same configuration; unset values are comments."""
     group = None
-    for found, value in _values(context):
+    for found, value in effective_values(context):
         if found.group != group:
             group = found.group
             yield f"[{json.dumps(group) if '.' in group else group}]"
         gone = value is None or value == HIDDEN
-        yield f"# {found.name} = (not set)" if gone else f"{found.name} = {_toml(value)}"
+        yield f"# {found.name} = (not set)" if gone else f"{found.name} = {toml_value(value)}"
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, dict):
         items = (
-            f"{json.dumps(str(key))} = {_toml(item)}"
+            f"{json.dumps(str(key))} = {toml_value(item)}"
             for key, item in value.items()
             if item is not None
         )
         return "{" + ", ".join(items) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

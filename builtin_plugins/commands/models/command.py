@@ -1,7 +1,6 @@
-"""The command `engine models`: lists model architectures and how they are served.
+"""The command `engine models`: model architectures, how they are served, and models on the disk.
 
-Joins the loaded plugins with a table of tests (`scripts/survey_models.py`). Reads no model
-config and imports no torch.
+Joins the loaded plugins with a table of tests (`scripts/survey_models.py`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,14 +8,21 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.commands.models.check import installed_types, print_check, type_states
+from builtin_plugins.commands.models.on_disk import (
+    StoredModel,
+    hub_cache,
+    models_in_cache,
+    models_in_folders,
+)
 from builtin_plugins.commands.models.row import Row
+from builtin_plugins.commands.sizes import show_bytes
 from core.api import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -93,7 +99,8 @@ class Models:
     """Lists model architectures: native, generic through transformers, or unsupported."""
 
     help = (
-        "List the model architectures: how each is served and what it supports, or why it is not."
+        "List the model architectures, how each is served and what it supports, or why it is not; "
+        "and the models on this machine's disk."
     )
     takes_engine_options = False
 
@@ -111,12 +118,21 @@ class Models:
             help="list every model type of the installed transformers by how it is served; fail if "
             "one was not tried",
         )
+        parser.add_argument(
+            "--on-disk",
+            nargs="*",
+            metavar="FOLDER",
+            help="list only the models in the hub's cache, and in these folders: size, architecture "
+            "and how it is served",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, context: CommandContext) -> int:
         """Print the list. Raises `ConfigError` for an unknown name."""
         args = context.args
         entries = context.registry.entries
+        if args.on_disk is not None:
+            return _list_on_disk(context, args)
         if args.check:
             return _check(rows(entries("models")), args)
         chosen = _select(
@@ -130,12 +146,60 @@ class Models:
             print("\n\n".join(_details(row) for row in chosen))
         else:
             print("\n".join(_line(row) for row in chosen))
+            if args.how is None and (stored := list(models_in_cache(hub_cache()))):
+                print("\non this machine:")
+                lines = _stored_lines(stored, _how_served(rows(entries("models"))))
+                print("\n".join((*lines, "")))
             count = Counter(row.how for row in chosen)
             print(
                 f"{count['native']} native, {count['generic']} by transformers' modules, "
                 f"{count['no']} not served"
             )
         return 0
+
+
+def served_architectures(context: CommandContext) -> dict[str, str]:
+    """Return how each known architecture is served: "native", "generic" or "not served"."""
+    return _how_served(rows(context.registry.entries("models")))
+
+
+def _how_served(known: Iterable[Row]) -> dict[str, str]:
+    return {row.architecture: "not served" if row.how == "no" else row.how for row in known}
+
+
+def _list_on_disk(context: CommandContext, args: argparse.Namespace) -> int:
+    """Print the models of the hub's cache and of the folders; return 0."""
+    if args.name or args.how or args.check:
+        raise ConfigError(
+            "--on-disk: got a filter of architectures, too; expected none. Remove NAME, --how and "
+            "--check."
+        )
+    folders = [Path(name).expanduser() for name in args.on_disk]
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise ConfigError(f"--on-disk: got {missing[0]}; expected a folder. Correct the path.")
+    cache = hub_cache()
+    stored = [*models_in_cache(cache), *models_in_folders(folders)]
+    how = served_architectures(context)
+    if args.json:
+        found = [{**asdict(each), "how": how.get(each.architecture, "")} for each in stored]
+        json.dump(found, sys.stdout, indent=2)
+        print()
+        return 0
+    for line in _stored_lines(stored, how):
+        print(line)
+    total = show_bytes(sum(each.num_bytes for each in stored))
+    print(f"{len(stored)} models, {total}; the hub's cache is {cache} (`engine pull` fills it)")
+    return 0
+
+
+def _stored_lines(stored: Sequence[StoredModel], how: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line per model: name, size, architecture, and how it is served."""
+    width = min(60, max((len(each.name) for each in stored), default=0))
+    for each in stored:
+        served = how.get(each.architecture, "")
+        state = served if each.is_complete else f"{served}, incomplete".removeprefix(", ")
+        size = show_bytes(each.num_bytes)
+        yield f"{each.name:<{width}}  {size:>10}  {each.architecture:<32} {state}".rstrip()
 
 
 def _check(known: Sequence[Row], args: argparse.Namespace) -> int:

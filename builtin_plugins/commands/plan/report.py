@@ -82,12 +82,12 @@ def _kv_cache_lines(plan: MemoryPlan) -> Iterator[str]:
 def _speed_lines(speed: SpeedEstimate) -> Iterator[str]:
     """Yield the estimated tokens per second, and what would be faster."""
     threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
-    yield f"speed     {_rates(speed.rates)} ({speed.isa}, {threads}, measured now)"
+    yield f"speed     {rates_text(speed.rates)} ({speed.isa}, {threads}, measured now)"
     if speed.with_int8 is not None:
-        yield f"          with --quantization int8: {_rates(speed.with_int8)}"
+        yield f"          with --quantization int8: {rates_text(speed.with_int8)}"
 
 
-def _rates(rates: TokenRates) -> str:
+def rates_text(rates: TokenRates) -> str:
     return f"about {_round(rates.decode)} tokens/s for one request, prompts {_round(rates.prefill)}"
 
 

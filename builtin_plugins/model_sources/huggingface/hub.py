@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from builtin_plugins.model_sources.huggingface.progress import hidden_progress, progress_class
 from builtin_plugins.weight_loaders.api import open_regular
 from core.api import EngineConfig, ModelError
 
@@ -20,6 +22,16 @@ _COMMIT_BYTES: Final = 64
 SETTINGS: Final = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 """Patterns of files other than weights. Code is never downloaded."""
 WEIGHTS: Final = ("*.safetensors", "*/model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository on the hub."""
+
+    name: str
+    num_bytes: int
+    is_cached: bool
+    """True: the hub cache has it already."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -64,7 +76,43 @@ def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
 
     Raises `ModelError` with the reason and the remedy.
     """
+    return Path(_snapshot(name, config, patterns, tqdm_class=progress_class(name)))
+
+
+def list_downloads(name: str, config: EngineConfig, patterns: Sequence[str]) -> list[HubFile]:
+    """Return the files of a repository that `download` would return, without their content.
+
+    Raises like `download`.
+    """
+    found = _snapshot(name, config, patterns, dry_run=True, tqdm_class=hidden_progress())
+    return [HubFile(each.filename, each.file_size or 0, each.is_cached) for each in found]
+
+
+def _snapshot(name: str, config: EngineConfig, patterns: Sequence[str], **options: Any) -> Any:
+    """Call the hub's client. Raises `ModelError` with the reason and the remedy."""
     from huggingface_hub import snapshot_download  # lazy: slow to import
+    from huggingface_hub.errors import DryRunError
+
+    revision = config.model.revision
+    check_cache(name, revision, config.load.download_dir)
+    try:
+        return snapshot_download(
+            name,
+            revision=revision,
+            cache_dir=config.load.download_dir,
+            token=config.model.hf_token,
+            allow_patterns=list(patterns),
+            ignore_patterns=config.load.ignore_patterns,
+            **options,
+        )
+    except DryRunError as error:
+        raise ModelError(_reason(name, revision, error.__cause__ or error)) from error
+    except Exception as error:
+        raise ModelError(_reason(name, revision, error)) from error
+
+
+def _reason(name: str, revision: str | None, error: BaseException) -> str:
+    """Return why a repository cannot be downloaded, and the remedy."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -73,40 +121,23 @@ def download(name: str, config: EngineConfig, patterns: Sequence[str]) -> Path:
         RevisionNotFoundError,
     )
 
-    revision = config.model.revision
-    check_cache(name, revision, config.load.download_dir)
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            cache_dir=config.load.download_dir,
-            token=config.model.hf_token,
-            allow_patterns=list(patterns),
-            ignore_patterns=config.load.ignore_patterns,
-        )
-    except GatedRepoError as error:
-        raise ModelError(
+    if isinstance(error, GatedRepoError):
+        return (
             f"{name} on the hub is gated: accept its terms on its page, then give a token "
             "(HF_TOKEN or --hf-token)."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
             f"{name} is neither a local folder nor a repository this token can see on the hub. "
             "Check the spelling; "
             "a private one needs a token (HF_TOKEN or --hf-token)."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelError(
-            f"{name} on the hub has no revision {revision!r}; check --revision."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelError(
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"{name} on the hub has no revision {revision!r}; check --revision."
+    if isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
+        return (
             f"{name} is not a local folder and not in the hub cache, and the hub is unreachable "
             "(or HF_HUB_OFFLINE is set). Use a local folder, set HF_ENDPOINT to a mirror, or "
             "download the model on another machine and copy the hub cache."
-        ) from error
-    except Exception as error:
-        raise ModelError(
-            f"{name} cannot be downloaded from the hub: {error}. Try again, or use a local folder."
-        ) from error
-    return Path(folder)
+        )
+    return f"{name} cannot be downloaded from the hub: {error}. Try again, or use a local folder."

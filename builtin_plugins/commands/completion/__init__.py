@@ -1,0 +1,1 @@
+"""`engine completion`: completion of the command line in shells."""

@@ -1,0 +1,1 @@
+"""`engine pull`: downloads models ahead of time."""

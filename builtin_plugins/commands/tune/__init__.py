@@ -1,0 +1,1 @@
+"""`engine tune`: measures this machine and writes a configuration for a model."""
