@@ -47,6 +47,11 @@ def engine_kv_eviction() -> list[Entry]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    registry.choose("kv_eviction", config.options.get("kv_eviction_policy") or DEFAULT)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.kv_eviction.admission import Admission  # lazy: faster start-up

@@ -35,6 +35,13 @@ def data_parallel_client(config: EngineConfig, registry: Registry, listener: Lis
     return DataParallelClient(config, registry, listener)
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    from builtin_plugins.clients.ranks import local_ranks  # lazy: faster start-up
+
+    local_ranks(config)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig) -> list[Any]:
     # Imported lazily for a fast start.

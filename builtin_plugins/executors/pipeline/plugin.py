@@ -7,6 +7,14 @@ from typing import Any
 from core.api import EngineConfig, Option, Registry, hookimpl
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    # Imported lazily for a fast start.
+    from builtin_plugins.executors.pipeline.partition import layer_partition
+
+    layer_partition(config)
+
+
 @hookimpl
 def engine_options() -> list[Option]:
     text = (

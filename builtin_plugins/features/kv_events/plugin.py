@@ -27,6 +27,14 @@ def engine_routes() -> list[Entry]:
     return [Entry("kv_events", target, "address of the KV events", requires=("fastapi",))]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    from builtin_plugins.features.kv_events.settings import settings_of  # lazy: faster start-up
+
+    if config.options.get("kv_events_config"):
+        settings_of(config)
+
+
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.features.kv_events.settings import settings_of  # lazy: faster start-up

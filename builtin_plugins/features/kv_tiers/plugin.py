@@ -80,6 +80,12 @@ def engine_admission_extensions(config: EngineConfig, registry: Registry) -> lis
     return []
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    for settings in _tiers_of(config):
+        _choose(settings, registry)
+
+
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     all_settings = _tiers_of(config)
@@ -137,12 +143,16 @@ def _tiers_of(config: EngineConfig) -> list[KVTransferConfig]:
 
 def _make(config: EngineConfig, settings: KVTransferConfig, registry: Registry) -> Any:
     """Return the connector of a tier. Raises `ConfigError` if it is not installed."""
+    return registry.make(_choose(settings, registry), config, settings)[0]
+
+
+def _choose(settings: KVTransferConfig, registry: Registry) -> Any:
+    """Return the entry of a tier's connector. Raises `ConfigError` if it is not installed."""
     from builtin_plugins.features.kv_tiers.settings import INSTALL_HINTS  # lazy: faster start-up
 
     try:
-        chosen = registry.choose("kv_connectors", settings.kv_connector)
+        return registry.choose("kv_connectors", settings.kv_connector)
     except ConfigError as error:
         if settings.kv_connector not in INSTALL_HINTS:
             raise
         raise ConfigError(f"{error}. {INSTALL_HINTS[settings.kv_connector]}") from error
-    return registry.make(chosen, config, settings)[0]

@@ -82,6 +82,11 @@ def engine_add_hooks() -> list[Any]:
     return [hookspecs]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    Settings.of(config)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     if Settings.of(config) is None:

@@ -110,6 +110,13 @@ def engine_speculators() -> list[Entry]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    settings = _settings(config) if config.options.get(OPTION) else None
+    if settings is not None:
+        registry.choose("speculators", settings.method)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.features.speculation.admission import Admission  # lazy: faster start-up

@@ -38,14 +38,9 @@ class Admission:
     def __init__(self, config: EngineConfig, registry: Registry, pool: GrammarProcessPool) -> None:
         """Raises `ConfigError` for an unknown backend or reasoning parser."""
         self._settings = StructuredOutputsConfig.of(config)
-        self._settings.reasoning_parser_of(config, registry)
+        self._settings.check_names(config, registry)
         self._registry = registry
         self._pool = pool
-        if self._settings.backend_entry != "auto":
-            try:
-                registry.choose("grammar_backends", self._settings.backend_entry)
-            except ConfigError as error:
-                raise ConfigError(f"{error}{self._settings.install_hint}.") from error
 
     def affects(self, sampling: SamplingParams) -> bool:
         """Return whether the request is constrained."""

@@ -25,6 +25,14 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    # lazy: start-up stays quick
+    from builtin_plugins.features.structured_outputs.settings import StructuredOutputsConfig
+
+    StructuredOutputsConfig.of(config).check_names(config, registry)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     # lazy: start-up stays quick

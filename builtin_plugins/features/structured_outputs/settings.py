@@ -117,6 +117,15 @@ class StructuredOutputsConfig:
             f"plugins/{distribution}` in a checkout of the engine"
         )
 
+    def check_names(self, config: EngineConfig, registry: Registry) -> None:
+        """Raise `ConfigError` for an unknown backend or reasoning parser."""
+        self.reasoning_parser_of(config, registry)
+        if self.backend_entry != "auto":
+            try:
+                registry.choose("grammar_backends", self.backend_entry)
+            except ConfigError as error:
+                raise ConfigError(f"{error}{self.install_hint}.") from error
+
     def reasoning_parser_of(self, config: EngineConfig, registry: Registry) -> Any:
         """Return the entry of the reasoning parser; None if the whole output is constrained.
 

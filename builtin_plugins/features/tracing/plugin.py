@@ -29,6 +29,15 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    from builtin_plugins.features.tracing.settings import Detail, check  # lazy: quick start
+
+    Detail.of(config)
+    if endpoint := config.options.get("otlp_traces_endpoint"):
+        check(endpoint)
+
+
 @hookimpl
 def engine_metric_sinks() -> list[Entry]:
     return [

@@ -86,7 +86,17 @@ def engine_process_start(process: str) -> None:
     """Name vLLM's variables where an engine starts. Raises `ConfigError` for one that guards."""
     if process != "main":
         return
-    if error := guard_error(os.environ):
-        raise ConfigError(error)
+    _refuse_guards()
     if names := ignored(os.environ):
         log.warning("variables of vLLM have no effect here: %s", names)
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings() -> None:
+    _refuse_guards()
+
+
+def _refuse_guards() -> None:
+    """Raise `ConfigError` for a variable of vLLM that guards."""
+    if error := guard_error(os.environ):
+        raise ConfigError(error)

@@ -33,6 +33,11 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    registry.choose("launchers", config.options[OPTION])
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     """Raise `ConfigError` if a launcher was chosen for an engine that starts no process."""

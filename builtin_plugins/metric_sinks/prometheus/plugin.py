@@ -35,6 +35,16 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    given = config.options.get("custom_histogram_buckets")
+    if given:
+        # lazy: start-up stays quick
+        from builtin_plugins.metric_sinks.prometheus.custom_buckets import with_custom_buckets
+
+        with_custom_buckets((), given)
+
+
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.metric_sinks.prometheus.extensions import (

@@ -1,7 +1,12 @@
 """GPU platforms: CUDA; ROCm and Intel share the code and were never run."""
 
 from builtin_plugins.platforms import recording
-from core.api import Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, hookimpl
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    recording.RecordingOptions.from_config(config)
 
 
 @hookimpl

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from core.api import Entry, Option, Range, hookimpl
+from core.api import EngineConfig, Entry, Option, Range, Registry, hookimpl
+
+FORMATS: Final = {"tool_call_parser": "tool_parsers", "reasoning_parser": "reasoning_parsers"}
+"""Kind of entries that an option names."""
 
 
 @hookimpl
 def engine_routes() -> list[Entry]:
     target = "builtin_plugins.routes.openai.routes:OpenAIRoutes"
     return [Entry("openai", target, "models, completions, chat completions", requires=("fastapi",))]
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig, registry: Registry) -> None:
+    for option, kind in FORMATS.items():
+        if name := config.options.get(option):
+            registry.choose(kind, name)
 
 
 @hookimpl

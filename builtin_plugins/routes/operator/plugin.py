@@ -38,6 +38,13 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    from builtin_plugins.routes.operator.profiling import Settings  # lazy: quick start
+
+    Settings.of(config.options.get("profiler_config") or {})
+
+
 @hookimpl
 def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     from builtin_plugins.routes.operator import profiling  # lazy: quick start

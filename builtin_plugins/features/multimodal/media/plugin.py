@@ -70,6 +70,14 @@ def engine_options() -> list[Option]:
     ]
 
 
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    # Imported lazily for a fast start.
+    from builtin_plugins.features.multimodal.media.settings import MediaSettings
+
+    MediaSettings.from_options(config.options)
+
+
 @hookimpl
 def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
     # Imported lazily for a fast start.
