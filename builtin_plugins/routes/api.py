@@ -12,6 +12,12 @@ from builtin_plugins.routes.media import (
     media_loaders,
 )
 from builtin_plugins.routes.responses.database import Connection, Database, DatabaseUnavailable
+from builtin_plugins.routes.responses.tool_server import (
+    ServedTool,
+    ToolResult,
+    ToolServer,
+    ToolServerError,
+)
 from builtin_plugins.routes.variants import Variant, VariantSource, variant_sources
 
 __all__ = [
@@ -24,6 +30,10 @@ __all__ = [
     "MediaLoader",
     "MediaMessages",
     "MediaSource",
+    "ServedTool",
+    "ToolResult",
+    "ToolServer",
+    "ToolServerError",
     "Variant",
     "VariantSource",
     "accept_websocket",

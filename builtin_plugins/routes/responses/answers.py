@@ -8,20 +8,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from builtin_plugins.routes.common.body import owner_name, release_body
+from builtin_plugins.routes.common.conversation import AnswerFinished, AnswerStarted
 from builtin_plugins.routes.common.event_runs import EventRun, EventRuns
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.pipeline import (
     AnswerEncoder,
-    AnswerStream,
     ChatPipeline,
     PreparedChat,
 )
 from builtin_plugins.routes.common.run_ledger import RecordedRun
 from builtin_plugins.routes.common.streams import EventStream, typed_event, while_connected
 from builtin_plugins.routes.responses.fields import ResponsesFields
+from builtin_plugins.routes.responses.served_tools import ToolRounds
 from builtin_plugins.routes.responses.session import Session
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import as_json, store_input
@@ -46,6 +48,8 @@ class ResponseJob:
     failure: Callable[[BaseException], tuple[int, str]]
     """Returns the status and message of an exception."""
     recorded: RecordedRun | None = None
+    rounds: ToolRounds | None = None
+    """Calls at tool servers, after which the model continues."""
 
 
 class ResponseAnswers:
@@ -85,16 +89,13 @@ class ResponseAnswers:
 
     async def events(self, job: ResponseJob, stream: FastStream) -> AsyncGenerator[bytes]:
         """Yield the response's events as server-sent events."""
-        answer = self._pipeline.answer(job.chat, job.recorded)
-        outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
-        encoder = AnswerEncoder(answer, job.writer.encode)
         is_started = False
         try:
-            async with aclosing(stream.events(job.run_id, outputs, encoder)) as events:
+            make = self._fast_events(job, stream) if job.rounds is None else self._each_event(job)
+            async with aclosing(make) as events:
                 async for data in events:
                     is_started = True
                     yield data
-            yield _encoded(await self._finish(job, answer))
         except Exception as error:  # reported by the protocol's own last event
             if not is_started:
                 await self._discard(job)
@@ -104,18 +105,54 @@ class ResponseAnswers:
             await self._discard(job)
             raise
 
-    async def _typed_events(self, job: ResponseJob) -> AsyncGenerator[dict[str, Any]]:
+    async def _fast_events(self, job: ResponseJob, stream: FastStream) -> AsyncGenerator[bytes]:
         answer = self._pipeline.answer(job.chat, job.recorded)
         outputs = self._pipeline.outputs(job.chat, job.run_id, job.recorded)
-        async with aclosing(outputs):
-            async for output in outputs:
-                for data in job.writer.write_all(answer.events_for(output)):
+        encoder = AnswerEncoder(answer, job.writer.encode)
+        async with aclosing(stream.events(job.run_id, outputs, encoder)) as events:
+            async for data in events:
+                yield data
+        yield _encoded(await self._finish(job, await answer.finish()))
+
+    async def _each_event(self, job: ResponseJob) -> AsyncGenerator[bytes]:
+        async with aclosing(self._typed_events(job)) as events:
+            async for data in events:
+                yield typed_event(data)
+
+    async def _typed_events(self, job: ResponseJob) -> AsyncGenerator[dict[str, Any]]:
+        rounds = job.rounds
+        chat: PreparedChat | None = job.chat
+        run_id = job.run_id
+        if rounds is not None:
+            for data in (*job.writer.write(AnswerStarted(0, 0)), *rounds.begin(job.writer)):
+                yield data
+        while chat is not None:
+            answer = self._pipeline.answer(chat, job.recorded)
+            outputs = self._pipeline.outputs(chat, run_id, job.recorded)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    for data in job.writer.write_all(answer.events_for(output)):
+                        yield data
+            ended = await answer.finish()
+            if rounds is None:
+                break
+            async with aclosing(rounds.run_calls(job.writer)) as results:
+                async for data in results:
                     yield data
-        for data in await self._finish(job, answer):
+            if not rounds.goes_on(job.writer, ended):
+                break
+            chat = await rounds.next_chat(job.writer, ended)
+            if chat is None:  # no token is left
+                ended = msgspec.structs.replace(ended, reason="length")
+                break
+            run_id = rounds.new_run_id()
+            for data in job.writer.end_round(ended):
+                yield data
+        for data in await self._finish(job, ended):
             yield data
 
-    async def _finish(self, job: ResponseJob, answer: AnswerStream) -> list[dict[str, Any]]:
-        events = list(job.writer.write(await answer.finish()))
+    async def _finish(self, job: ResponseJob, ended: AnswerFinished) -> list[dict[str, Any]]:
+        events = list(job.writer.write(ended))
         await self._save(job)  # before a client sees the end, and continues the response
         return events
 

@@ -38,6 +38,9 @@ class Item(msgspec.Struct, kw_only=True):
     encrypted_content: str | None = None
     phase: str | None = None
     """Whether an assistant's message is commentary or the answer; returned as it was sent."""
+    server_label: str | None = None
+    error: Any = None
+    tools: Any = None
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -49,6 +52,13 @@ class Tool(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     tools: list[dict[str, Any]] | None = None
+    server_label: ShortString | None = None
+    server_url: str | None = None
+    connector_id: str | None = None
+    headers: dict[str, Any] | None = None
+    authorization: str | None = None
+    allowed_tools: Any = None
+    require_approval: Any = None
 
 
 class Allowed(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -132,7 +142,7 @@ class ResponsesFields(InputFields, kw_only=True):
     include: list[ShortString] = []
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    """Limit for tools that the server runs; it runs none."""
+    """Limit for calls at tool servers (`--tool-server`)."""
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     metadata: Metadata = {}
     prompt_cache_key: ShortString | None = None

@@ -93,7 +93,8 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
                 arguments if _is_object(arguments) else as_text(call_arguments(arguments))
             )
         return found
-    return found if kind in ("item_reference", "compaction") else None
+    served = ("item_reference", "compaction", "mcp_call", "mcp_list_tools")
+    return found if kind in served else None
 
 
 def _images(left_out: LeftOut) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ _PREFIXES: Final = {
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "compaction": "cmp",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
 }
 """Prefixes of item ids, by supported item type."""
 SUMMARY_INTRO: Final = "Summary of the conversation so far:"
@@ -118,11 +120,15 @@ def messages_of(
     images: list[MediaSource] = []
     for i, item in enumerate(items):
         field = f"input[{i - num_stored}]" if i >= num_stored else "previous_response_id"
+        if item["type"] == "mcp_list_tools":
+            continue  # the request's tools are in the prompt
         message, own = _message(item, field)
         if images and message["role"] != "tool":
             found.append({"role": "user", "content": images})
             images = []
         found.append(message)
+        if item["type"] == "mcp_call":
+            found.append(_served_result(item))
         images += own
     if images:
         found.append({"role": "user", "content": images})
@@ -205,6 +211,17 @@ def _item(item: Item, where: str) -> dict[str, Any]:
             has_images = any(part["type"] == _IMAGE for part in parts)
             output = parts if has_images else "\n".join(part["text"] for part in parts)
             return {**found, "call_id": _needed(item.call_id, f"{where}.call_id"), "output": output}
+    if kind == "mcp_list_tools":
+        return {**found, "server_label": item.server_label or "", "tools": []}
+    if kind == "mcp_call":
+        return {
+            **found,
+            "server_label": _needed(item.server_label, f"{where}.server_label"),
+            "name": _needed(item.name, f"{where}.name"),
+            "arguments": _arguments(item.arguments, f"{where}.arguments"),
+            "output": item.output if isinstance(item.output, str) else None,
+            "error": None if item.error is None else str(item.error),
+        }
     call = {
         "call_id": _needed(item.call_id, f"{where}.call_id"),
         "name": _needed(item.name, f"{where}.name"),
@@ -304,16 +321,29 @@ def _own_message(item: Mapping[str, Any], field: str) -> dict[str, Any]:
         case "compaction":
             summary = decode_reasoning(item["encrypted_content"])
             return {"role": "user", "content": f"{SUMMARY_INTRO}\n{summary}"}
-    name = model_tool_name(item["name"], item.get("namespace"))
-    arguments: Any = (
-        {"input": item["input"]} if "input" in item else msgspec.json.decode(item["arguments"])
-    )
+    namespace = item.get("namespace") or item.get("server_label")
+    name = model_tool_name(item["name"], namespace)
+    arguments: Any = {"input": item["input"]} if "input" in item else _object(item["arguments"])
     call = {
-        "id": item["call_id"],
+        "id": item["id" if item["type"] == "mcp_call" else "call_id"],
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _object(arguments: str) -> Any:
+    """Return the object of a call's arguments; an empty one for what a model wrote wrong."""
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return {}
+
+
+def _served_result(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with the result of a call at a tool server."""
+    content = item["output"] or item["error"] or ""
+    return {"role": "tool", "tool_call_id": item["id"], "content": content}
 
 
 def _read_parts(parts: Iterable[Mapping[str, Any]], field: str) -> list[str | MediaSource]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -56,6 +57,7 @@ from builtin_plugins.routes.responses.reading import (
     with_client_names,
     with_placeholders,
 )
+from builtin_plugins.routes.responses.served_tools import Offer, ToolRounds, ToolServers
 from builtin_plugins.routes.responses.session import Session, check_call_outputs
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import (
@@ -88,6 +90,7 @@ class Responses:
         image_placeholder: str | None = None,
         resume_s: float = 0.0,
         ledger: RunLedger | None = None,
+        tool_servers: ToolServers | None = None,
     ) -> None:
         """`resume_s`: seconds for which streams go on without their client."""
         self._engine = engine
@@ -101,6 +104,7 @@ class Responses:
         self._image_placeholder = image_placeholder
         self._resume_s = resume_s
         self._ledger = ledger
+        self._tool_servers = tool_servers or ToolServers(())
         self._is_one_of_several = (engine.config.options.get("api_server_count") or 1) > 1
 
     async def create(self, request: Request, session: Session | None = None) -> Any:
@@ -121,7 +125,7 @@ class Responses:
         model = await choose_model(self._engine, fields.model)
         recorded: RecordedRun | None = None
         try:
-            tools = RequestTools.of(fields.tools, fields.tool_choice)
+            tools, offer = await self._tool_servers.read(fields)
             if tools.ignored and self._strict:
                 raise InvalidRequest(
                     tools.ignored[0],
@@ -130,9 +134,13 @@ class Responses:
             headers = parsed.headers_with(tools.ignored)
             is_detached = self._resume_s > 0 and session is None
             recorded = recorded_run(request)
-            if recorded is None and (fields.background or (is_detached and fields.stream)):
+            if (
+                recorded is None
+                and offer is None
+                and (fields.background or (is_detached and fields.stream))
+            ):
                 recorded = self._record(request, parsed)
-            job = partial(self._job, request, parsed, model, tools, session, recorded)
+            job = partial(self._job, request, parsed, model, tools, session, recorded, offer)
             if fields.background:
                 return await self._answers.start_in_background(request, job, fields, headers)
             writes_to = None if is_detached else request
@@ -190,7 +198,7 @@ class Responses:
         fields = parsed.fields
         await choose_model(self._engine, fields.model)
         try:
-            tools = RequestTools.of(fields.tools, fields.tool_choice)
+            tools, _ = await self._tool_servers.read(fields)
             chain = await self._chain(request, fields, None)
             conversation, _ = await self._conversation(request, fields, parsed.others, tools, chain)
             count = await while_connected(request, self._pipeline.count(conversation))
@@ -223,6 +231,7 @@ class Responses:
         tools: RequestTools,
         session: Session | None = None,
         recorded: RecordedRun | None = None,
+        offer: Offer | None = None,
     ) -> ResponseJob:
         fields = parsed.fields
         _check(fields)
@@ -234,6 +243,7 @@ class Responses:
         conversation.overrides = {**conversation.overrides, **_overrides(fields)}
         # Deltas, to assign log-probabilities to texts, or for readers of a background stream.
         conversation.stream = fields.stream or fields.background or _has_logprobs(fields)
+        before = replace(conversation)  # rendering changes it
         chat = await self._pipeline.prepare(conversation)
         fields.input = []  # it may be large, and the answer may take long
         response = _response(fields, model.name, chat.sampling)
@@ -256,18 +266,23 @@ class Responses:
             )
             writer.response["store"] = is_stored
         failure = partial(describe_failure, request)
+
+        def new_run_id() -> str:
+            return engine_id(with_client_id(response_id, request.headers))
+
         return ResponseJob(
             chat=chat,
             writer=writer,
-            run_id=engine_id(with_client_id(response_id, request.headers))
-            if recorded is None
-            else recorded.opened.run_id,
+            run_id=new_run_id() if recorded is None else recorded.opened.run_id,
             is_stored=is_stored,
             session=session,
             chain=() if session is None else chain,
             items=items if fields.background or session is not None else [],
             failure=failure,
             recorded=recorded,
+            rounds=None
+            if offer is None
+            else ToolRounds(self._pipeline, before, offer, fields.max_tool_calls, new_run_id),
         )
 
     async def _chain(
@@ -301,24 +316,34 @@ class Responses:
             )
         referenced = await self._store.items(owner_name(request), referred, reserve_bytes(request))
         items, messages = await asyncio.to_thread(_read, fields, chain, referenced)
-        conversation = Conversation(
-            messages=messages,
-            tools=tools.functions,
-            tool_choice=tools.choice,
-            parallel_tool_calls=fields.parallel_tool_calls,
-            sampling={**sampling_fields(others), **response_format(fields)},
-            overrides={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
-            plugin_args=fields.vllm_xargs,
-            template_kwargs=fields.chat_template_kwargs,
-            effort=fields.reasoning.effort if fields.reasoning else None,
-            effort_field="reasoning.effort",
-            priority=fields.priority,
-            cache_salt=fields.cache_salt,
-            client=client_name(request),
-            reserve=reserve_bytes(request),
-            keywords=feature_fields(others, self._engine.fields, request),
-        )
+        conversation = _conversation(request, fields, others, tools, messages)
+        conversation.keywords = feature_fields(others, self._engine.fields, request)
         return conversation, items
+
+
+def _conversation(
+    request: Request,
+    fields: InputFields,
+    others: Mapping[str, Any],
+    tools: RequestTools,
+    messages: list[dict[str, Any]],
+) -> Conversation:
+    return Conversation(
+        messages=messages,
+        tools=tools.functions,
+        tool_choice=tools.choice,
+        parallel_tool_calls=fields.parallel_tool_calls,
+        sampling={**sampling_fields(others), **response_format(fields)},
+        overrides={"truncate_prompt_tokens": -1} if fields.truncation == "auto" else {},
+        plugin_args=fields.vllm_xargs,
+        template_kwargs=fields.chat_template_kwargs,
+        effort=fields.reasoning.effort if fields.reasoning else None,
+        effort_field="reasoning.effort",
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        client=client_name(request),
+        reserve=reserve_bytes(request),
+    )
 
 
 def _read(

@@ -16,6 +16,7 @@ from builtin_plugins.routes.responses.compaction import CompactFields, Compactio
 from builtin_plugins.routes.responses.databases import open_database
 from builtin_plugins.routes.responses.fields import OTHERS, InputFields, ResponsesFields
 from builtin_plugins.routes.responses.responses import Responses
+from builtin_plugins.routes.responses.served_tools import ToolServers, open_tool_servers
 from builtin_plugins.routes.responses.store import ResponseStore
 from builtin_plugins.routes.responses.stored import MAX_PAGE_ITEMS, StoredResponses
 from builtin_plugins.routes.responses.websocket import ResponseSocket
@@ -64,6 +65,7 @@ class ResponsesRoutes:
             image_placeholder=options.get("responses_image_placeholder"),
             resume_s=options.get("stream_resume_timeout") or 0.0,
             ledger=RunLedger.shared(engine),
+            tool_servers=ToolServers(open_tool_servers(config, engine.registry)),
         )
         self._socket = ResponseSocket(self._responses, options.get("allowed_origins") or ())
         self._compaction = Compaction(engine, self._responses, strict=self._strict)

@@ -11,6 +11,7 @@ import msgspec
 
 from builtin_plugins.routes.common.tools import MAX_TOOLS
 from builtin_plugins.routes.responses.fields import Tool, ToolChoice
+from builtin_plugins.routes.responses.tool_server import ServedTool
 from core.api import InvalidRequest
 
 SKIPPED_TOOL_TYPES: Final = frozenset(
@@ -50,8 +51,16 @@ class RequestTools:
     """Field names of the omitted tools."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], choice: str | ToolChoice) -> RequestTools:
-        """Read tools and the tool choice. Raises `InvalidRequest` for unsupported tools."""
+    def of(
+        cls,
+        tools: Sequence[Tool],
+        choice: str | ToolChoice,
+        served: Mapping[int, Sequence[ServedTool]] | None = None,
+    ) -> RequestTools:
+        """Read tools and the tool choice. Raises `InvalidRequest` for unsupported tools.
+
+        `served` has the tools of tool servers, by the index of their entry.
+        """
         functions: list[dict[str, Any]] = []
         known: dict[str, ClientTool] = {}
         ignored: list[str] = []
@@ -60,7 +69,12 @@ class RequestTools:
                 break  # too many; `check_tools` reports it
             if tool.type in SKIPPED_TOOL_TYPES:
                 ignored.append(f"tools.{i}")
-            for inner, client_tool in _expand(tool, f"tools[{i}]"):
+            expanded = (
+                _served(tool, served[i])
+                if served is not None and i in served
+                else _expand(tool, f"tools[{i}]")
+            )
+            for inner, client_tool in expanded:
                 name = model_tool_name(client_tool.name, client_tool.namespace)
                 known[name] = client_tool
                 functions.append({"type": "function", "function": _function(name, inner)})
@@ -70,7 +84,7 @@ class RequestTools:
         """Return the tools with a tool choice applied."""
         if isinstance(choice, str):
             return self._with(choice if self.functions or choice == "required" else None)
-        if choice.type in ("function", "custom"):
+        if choice.type in ("function", "custom", "mcp"):
             return self._with(
                 {
                     "type": "function",
@@ -105,6 +119,22 @@ class RequestTools:
             f"{field}.name",
             f"names {name!r:.100}, which is not among the tools: {', '.join(self.known)}.",
         )
+
+
+def _served(tool: Tool, served: Sequence[ServedTool]) -> list[tuple[Tool, ClientTool]]:
+    """Return the tools of a tool server."""
+    return [
+        (
+            Tool(
+                type="function",
+                name=each.name,
+                description=each.description,
+                parameters=dict(each.parameters),
+            ),
+            ClientTool("mcp", each.name, tool.server_label),
+        )
+        for each in served
+    ]
 
 
 def _expand(tool: Tool, where: str) -> list[tuple[Tool, ClientTool]]:

@@ -59,6 +59,10 @@ class ResponseWriter:
         """Input of the open call of a free-text tool."""
         self._logprobs: list[Any] = []
         """Log-probabilities of tokens with incomplete text."""
+        self._waiting: list[dict[str, Any]] = []
+        """Calls that tool servers run, without their results."""
+        self._usage: dict[str, Any] = {}
+        """Usage of the rounds before the current one."""
         self._encode_delta: Callable[[int, str], bytes] | None = None
         """Encodes the event of more text, by its number, if the open item is a message."""
 
@@ -86,6 +90,8 @@ class ResponseWriter:
         """Add an event to the response, and yield the events of the stream."""
         match event:
             case AnswerStarted():
+                if self._num_events and self.response["status"] == "in_progress":
+                    return  # a further round
                 self.response["status"] = "in_progress"
                 if not self._num_events:
                     yield self._lifecycle("created")
@@ -110,6 +116,7 @@ class ResponseWriter:
     def fail(self, code: str, message: str) -> Events:
         """Record a failure; yield the last events."""
         yield from self._close("incomplete")
+        self._drop_waiting_calls()
         self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         yield self._lifecycle("failed")
 
@@ -117,7 +124,43 @@ class ResponseWriter:
         """Record a cancellation; the output so far remains."""
         for _ in self._close("incomplete"):
             pass
+        self._drop_waiting_calls()
         self.response["status"] = "cancelled"
+
+    # --- calls at tool servers
+
+    def list_tools(self, label: str, tools: list[dict[str, Any]]) -> Events:
+        """Yield the events of an item that lists the tools of a tool server."""
+        empty: list[Any] = []
+        yield from self._begin({"type": "mcp_list_tools", "server_label": label, "tools": empty})
+        yield self._item_event("mcp_list_tools.in_progress")
+        self._item()["tools"] = tools
+        yield self._item_event("mcp_list_tools.completed")
+        yield from self._close("completed")
+
+    def waiting_calls(self) -> list[dict[str, Any]]:
+        """Return the items of calls that tool servers are to run, once."""
+        waiting = self._waiting
+        self._waiting = []
+        return waiting
+
+    def finish_call(self, item: dict[str, Any], text: str, *, is_error: bool) -> Events:
+        """Add the result of a call; yield its events."""
+        item["error" if is_error else "output"] = text
+        item["status"] = "failed" if is_error else "completed"
+        index = next(i for i, each in enumerate(self.response["output"]) if each is item)
+        kind = f"mcp_call.{item['status']}"
+        yield self._event(kind, item_id=item["id"], output_index=index)
+        yield self._event("output_item.done", output_index=index, item=_copied(item))
+
+    def _drop_waiting_calls(self) -> None:
+        for item in self.waiting_calls():
+            item["status"] = "incomplete"
+
+    def end_round(self, ended: AnswerFinished) -> Events:
+        """Count the usage of a round after which the model continues."""
+        yield from self._close("completed")
+        self._usage = _added(self._usage, self._usage_of(ended))
 
     # --- items
 
@@ -144,7 +187,12 @@ class ResponseWriter:
         named = {"call_id": call_id, "name": tool.name}
         if tool.namespace:
             named["namespace"] = tool.namespace
-        if tool.type == "custom":
+        if tool.type == "mcp":
+            called = {"server_label": tool.namespace, "name": tool.name, "arguments": ""}
+            empty = {"output": None, "error": None, "approval_request_id": None}
+            yield from self._begin({"type": "mcp_call", **called, **empty})
+            yield self._item_event("mcp_call.in_progress")
+        elif tool.type == "custom":
             self._free = FreeText()
             yield from self._begin({"type": "custom_tool_call", **named, "input": ""})
         else:
@@ -154,6 +202,9 @@ class ResponseWriter:
         if self._item()["type"] == "function_call":
             self._parts.append(text)
             yield self._item_event("function_call_arguments.delta", delta=text)
+        elif self._item()["type"] == "mcp_call":
+            self._parts.append(text)
+            yield self._item_event("mcp_call_arguments.delta", delta=text)
         elif delta := self._free.add(text):
             yield self._item_event("custom_tool_call_input.delta", delta=delta)
 
@@ -194,6 +245,13 @@ class ResponseWriter:
                 yield self._item_event(
                     "function_call_arguments.done", name=item["name"], arguments=text
                 )
+            case "mcp_call":
+                item["arguments"] = text
+                yield self._item_event("mcp_call_arguments.done", arguments=text)
+                if status == "completed":  # its tool server runs it
+                    self._waiting.append(item)
+                    self._open = None
+                    return
             case "custom_tool_call":
                 item["input"], rest = self._free.end()
                 if rest:
@@ -212,8 +270,12 @@ class ResponseWriter:
         }
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        self.response["usage"] = _added(self._usage, self._usage_of(ended))
+        yield self._lifecycle(status)
+
+    def _usage_of(self, ended: AnswerFinished) -> dict[str, Any]:
         cached = ended.cached_tokens if self._cached_details else 0
-        self.response["usage"] = {
+        return {
             "input_tokens": ended.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": ended.generated_tokens,
@@ -221,7 +283,6 @@ class ResponseWriter:
             "total_tokens": ended.prompt_tokens + ended.generated_tokens,
             **ended.cost,
         }
-        yield self._lifecycle(status)
 
     # --- events
 
@@ -245,6 +306,18 @@ class ResponseWriter:
         number = self._num_events
         self._num_events += 1
         return {"type": f"response.{kind}", "sequence_number": number, **fields}
+
+
+def _added(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums of two usages; of other values than numbers, the second."""
+    found = dict(second)
+    for name, value in first.items():
+        other = found.get(name)
+        if isinstance(value, Mapping):
+            found[name] = _added(value, other or {})
+        elif isinstance(value, (int, float)):
+            found[name] = value + (other or 0)
+    return found
 
 
 def _copied(value: Any) -> Any:

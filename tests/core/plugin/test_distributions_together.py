@@ -13,6 +13,8 @@ import pytest
 from tests.timeouts import TIMEOUT_S
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
+NO_TESTS = 5
+"""Status of pytest where the packages of all tests are missing."""
 LOAD = """
 from core.plugin import load_plan, make_plan
 from core.config.fields import FieldTable
@@ -76,6 +78,23 @@ def test_distributions_load_together(environment: dict[str, str]) -> None:
     }
     assert set(names.split()) >= written
     assert chosen == "bitsandbytes", "it replaces the builtin method of its name"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(each.parent.name for each in PLUGINS.glob("*/*.toml")))
+def test_suite_passes_with_all_distributions_installed(
+    name: str, environment: dict[str, str]
+) -> None:
+    suite = [str(PLUGINS / name), "-n", "0", "-q", "-m", "not slow and not bench and not gpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *suite],
+        cwd=PLUGINS.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, NO_TESTS), done.stdout
 
 
 @pytest.mark.slow
