@@ -122,8 +122,8 @@ class Models:
             "--on-disk",
             nargs="*",
             metavar="FOLDER",
-            help="list only the models in the hub's cache, and in these folders: size, architecture "
-            "and how it is served",
+            help="list only the models in the hub's cache and in these folders: size, "
+            "architecture, and how it is served",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -1,4 +1,4 @@
-"""Chooses how a model's weights are stored in memory: as exact as this machine is fast enough for."""
+"""Chooses how a model's weights are stored: as exact as this machine is fast enough for."""
 
 from __future__ import annotations
 

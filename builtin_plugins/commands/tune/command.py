@@ -52,8 +52,8 @@ class Tune:
             type=float,
             default=TOKENS_PER_S,
             metavar="N",
-            help="choose the first of stored, int8 and int4 weights that reach this for one request "
-            f"(default: {TOKENS_PER_S:g}); if none does, the fastest",
+            help="choose the first of stored, int8 and int4 weights that reach this for one "
+            f"request (default: {TOKENS_PER_S:g}); if none does, the fastest",
         )
         parser.add_argument(
             "-o", "--output", default=OUTPUT, metavar="FILE", help=f"default: {OUTPUT}"
@@ -72,8 +72,8 @@ class Tune:
         kinds = found[0].kinds
         if not kinds:
             raise ConfigError(
-                f"MODEL: got {context.config.model.model}, which multiplies by no weights; expected "
-                "a model with layers. Name another one."
+                f"MODEL: got {context.config.model.model}, which multiplies by no weights; "
+                "expected a model with layers. Name another one."
             )
         main = max(kinds, key=lambda kind: kinds[kind])
         by_threads = {count: measure(library, count, [main])[main] for count in counts}

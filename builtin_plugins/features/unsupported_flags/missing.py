@@ -38,7 +38,7 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "ec_transfer_config": (Json | None, None),
         "ec_manager_config": (Json, {}),
     },
-    "Tool servers (install the plugin engine-mcp: `pip install plugins/engine-mcp` in a checkout)": {
+    "Tool servers (`pip install plugins/engine-mcp` in a checkout)": {
         "tool_server": (Text, None),
     },
     "Servers of gRPC": {

@@ -19,8 +19,8 @@ def engine_options() -> list[Option]:
             "tool_server",
             str | None,
             None,
-            "MCP servers with tools that /v1/responses runs: LABEL=URL, URL or HOST:PORT, separated "
-            "by commas.",
+            "MCP servers with tools that /v1/responses runs: LABEL=URL, URL or HOST:PORT, with "
+            "commas between them.",
         ),
         Option(
             "tool_call_timeout",
