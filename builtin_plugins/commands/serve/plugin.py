@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from core.api import Entry, Option, Range, hookimpl
+from core.api import EngineConfig, Entry, Option, Range, hookimpl
 from core.api.config import Size
 
 
@@ -14,6 +14,14 @@ def engine_commands() -> list[Entry]:
     return [
         Entry("serve", "builtin_plugins.commands.serve.command:Serve", "serve a model over HTTP")
     ]
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    # lazy: start-up stays quick
+    from builtin_plugins.commands.serve.shared_state import num_api_servers
+
+    num_api_servers(config)
 
 
 @hookimpl

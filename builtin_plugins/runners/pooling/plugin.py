@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from core.api import Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, hookimpl
 
 
 @hookimpl
@@ -17,6 +17,15 @@ def engine_options() -> list[Option]:
         Option("convert", purposes, "auto", what),
         Option("pooler_config", dict[str, Any] | None, None, how),
     ]
+
+
+@hookimpl(optionalhook=True)
+def engine_check_settings(config: EngineConfig) -> None:
+    if given := config.options.get("pooler_config"):
+        # lazy: start-up stays quick
+        from builtin_plugins.runners.pooling.pooler_config import given_keys
+
+        given_keys(given)
 
 
 @hookimpl

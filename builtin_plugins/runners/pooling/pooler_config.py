@@ -51,10 +51,8 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 """Expected value of each key, as text and as a check."""
 
 
-def apply_pooler_config(
-    spec: PoolingSpec, user_config: Mapping[str, Any], registry: Registry
-) -> PoolingSpec:
-    """Return the pooling spec with `--pooler-config` applied. Raises `ConfigError` with the key."""
+def given_keys(user_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that are set. Raises `ConfigError` for an unknown one or a wrong value."""
     given = {name: value for name, value in user_config.items() if value is not None}
     for name, value in given.items():
         if name not in _KEYS:
@@ -65,6 +63,14 @@ def apply_pooler_config(
         what, holds = _KEYS[name]
         if not holds(value):
             raise ConfigError(f"--pooler-config: {name} must be {what}, not {value!r}.")
+    return given
+
+
+def apply_pooler_config(
+    spec: PoolingSpec, user_config: Mapping[str, Any], registry: Registry
+) -> PoolingSpec:
+    """Return the pooling spec with `--pooler-config` applied. Raises `ConfigError` with the key."""
+    given = given_keys(user_config)
     _check_chunking(spec, given)
     changes: dict[str, Any] = {}
     for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):

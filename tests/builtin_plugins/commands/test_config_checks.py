@@ -50,6 +50,9 @@ WRONG_OF_SERVERS = [
     ("--ssl-keyfile", "/nowhere/key.pem"),
     ("--tenant-header", "X-Tenant", "--api-key", "k"),
     ("--middleware", "nowhere:Nothing"),
+    ("--api-server-count", "2", "--stream-resume-timeout", "5"),
+    ("--pooler-config", '{"pooling": "CLS"}'),
+    ("--pooler-config", '{"dimensions": "many"}'),
     ("--otlp-traces-endpoint", "collector"),
 ]
 """Flags that a server refuses."""
