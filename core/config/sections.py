@@ -175,8 +175,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: Annotated[int, Range(0, MAX_COUNT)] = 0
     """Maximum prompt tokens of one request per step; 0: the token budget."""
     max_mixed_prefill_tokens: Annotated[int, Range(0, MAX_COUNT)] | None = None
-    """Maximum prompt tokens of a step with decode rows; 0: the token budget.
-    Default: 512 on a CPU server, else 0.
+    """Maximum prompt tokens of a step with decode rows, and of each resumed request in it;
+    0: the token budget. Default: 512 on a CPU server, else 0.
     """
     scheduling_policy: str = "fcfs"
     """Order of requests: fcfs, priority, or a plugin's policy."""

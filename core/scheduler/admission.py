@@ -39,11 +39,12 @@ class BatchAdmission:
 
     def admit_waiting(self, builder: PlanBuilder) -> None:
         """Start waiting requests in rank order, while budget, rows and blocks last."""
-        while builder.budget > 0 and self._batch.rows.num_free:
+        while self._batch.rows.num_free:
             request = self._life.queue.head
-            if request is None or request.last_step > self._batch.returned:
-                # a preempted request restarts when its results have arrived
+            if request is None or not builder.room(request):
                 return
+            if request.last_step > self._batch.returned:
+                return  # its results are in flight
             try:
                 if not self._start(builder, request):
                     return
@@ -72,7 +73,7 @@ class BatchAdmission:
         if trusts_external:
             num_remote = self._extensions.cached_tokens(request, hit.num_tokens)
         start = min(hit.num_tokens + num_remote, total - 1)
-        count = min(total - start, builder.budget, self._max_step_tokens)
+        count = min(total - start, builder.room(request), self._max_step_tokens)
         count = self._extensions.prefill_chunk(request, start, count)
         is_chunk = start + count < total <= self._limits.max_num_batched_tokens
         if count <= 0 or (is_chunk and not self._limits.chunked_prefill):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.errors import ConfigError, InvalidRequest
+from core.errors import InvalidRequest
 from core.step import EngineRequest
 
 
@@ -29,29 +29,15 @@ class SchedulerLimits:
     max_mixed_prefill_tokens: int = 0
     """Maximum of prompt tokens in a step with decode rows; 0: the budget.
 
-    Applies with chunked prefill only.
+    Shared by new requests; each resumed one has its own. Needs chunked prefill.
     """
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
-            value = getattr(self, name)
-            if value < 1:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} {value} lets no request run; give at least 1.")
-        threshold = self.long_prefill_token_threshold
-        if threshold < 0:
-            raise ConfigError(
-                f"--long-prefill-token-threshold {threshold} is negative; 0 switches it off."
-            )
 
     @property
     def max_step_tokens(self) -> int:
         """Maximum of tokens of one request in one step."""
         budget = self.max_num_batched_tokens
-        threshold = self.long_prefill_token_threshold
-        if threshold and self.chunked_prefill:
-            return min(budget, threshold)
-        return budget
+        threshold = self.chunked_prefill and self.long_prefill_token_threshold
+        return min(budget, threshold or budget)
 
     def check(self, request: EngineRequest, longest: int) -> None:
         """Raise `InvalidRequest` for a request that could not end alone in an
@@ -59,14 +45,14 @@ class SchedulerLimits:
 
         `longest`: tokens of the longest sequence that such a cache holds.
         """
-        self._check_prompt(request)
         prompt_len = len(request.prompt_token_ids)
+        known = prompt_len + len(request.output_token_ids)
         length = min(prompt_len + request.max_tokens, self.max_model_len)
+        self._check_prompt(request, known, length)
         # Keys and values of the last token are never needed.
         if length - 1 <= longest:
             return
         max_length = longest + 1
-        known = prompt_len + len(request.output_token_ids)
         raise InvalidRequest(
             "max_tokens" if max_length > known else "prompt",
             f"prompt and output of {length} tokens do not fit the KV cache, which holds "
@@ -74,10 +60,8 @@ class SchedulerLimits:
             f"shorten the prompt, or give the engine more --kv-cache-memory-bytes.",
         )
 
-    def _check_prompt(self, request: EngineRequest) -> None:
+    def _check_prompt(self, request: EngineRequest, known: int, length: int) -> None:
         prompt_len = len(request.prompt_token_ids)
-        known = prompt_len + len(request.output_token_ids)
-        length = min(prompt_len + request.max_tokens, self.max_model_len)
         budget = self.max_num_batched_tokens
         if not prompt_len:
             raise InvalidRequest("prompt", "it has no tokens; give at least one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,6 +86,10 @@ class PlanBuilder:
     step: int
     budget: int
     """Tokens left of the step's token budget."""
+    prefill_limit: int = sys.maxsize
+    """Maximum of `new_tokens`, and of the tokens of each resumed request."""
+    new_tokens: int = 0
+    """Tokens of requests without output."""
     requests: list[Request] = field(default_factory=list)
     """Requests with prompt tokens in this step."""
     starts: list[int] = field(default_factory=list)
@@ -100,6 +105,12 @@ class PlanBuilder:
     """
     preempted_rows: set[int] = field(default_factory=set)
     unverified: list[Request] = field(default_factory=list)
+
+    def room(self, request: Request) -> int:
+        """Return how many tokens of a request fit."""
+        # a resumed request's client waits already
+        taken = self.new_tokens if request.num_tokens == request.prompt_len else 0
+        return min(self.budget, self.prefill_limit - taken)
 
     def add_blocks(self, request: Request, appended: Appended) -> None:
         """Add blocks appended to a running request's block tables."""
@@ -120,8 +131,10 @@ class PlanBuilder:
         self.starts.append(start)
         self.counts.append(count)
         self.budget -= count
-        known_end = min(end, request.num_tokens)
-        self.life.kv.publish(request.lease, request.tokens, known_end)
+        known = request.num_tokens
+        if known == request.prompt_len:
+            self.new_tokens += count
+        self.life.kv.publish(request.lease, request.tokens, min(end, known))
 
     def finish(
         self, decodes: Members, decode: DecodeStep, finishing: list[int], ended: list[int]

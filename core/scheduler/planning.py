@@ -54,9 +54,9 @@ class Planner:
         builder = PlanBuilder(self._life, batch.issued + 1, limits.max_num_batched_tokens)
         decode = self._plan_decode(builder)
         if len(decode.rows) and limits.max_mixed_prefill_tokens and limits.chunked_prefill:
-            builder.budget = min(builder.budget, limits.max_mixed_prefill_tokens)
+            builder.prefill_limit = limits.max_mixed_prefill_tokens
         for request in tuple(batch.prompts):
-            if request.state is State.RUNNING and builder.budget > 0:
+            if request.state is State.RUNNING and builder.room(request):
                 self._continue_prompt(builder, request)
         if builder.preempted_rows:
             decode.select(self._columns.live[decode.rows])
@@ -160,7 +160,7 @@ class Planner:
         start = request.planned
         total = int(self._columns.total[request.row])
         limit = builder.limits.get(request.row, sys.maxsize)
-        count = min(total - start, builder.budget, self._max_step_tokens, limit)
+        count = min(total - start, builder.room(request), self._max_step_tokens, limit)
         count = self._extensions.prefill_chunk(request, start, count)
         if count <= 0:
             return

@@ -215,7 +215,7 @@ class DataParallelClient:
             return self.engines[int(request.features[RANK]) - self._first_rank]
         able = [engine.index for engine in self.engines if engine.is_ready]
         able = able or [engine.index for engine in self._living() or self.engines]
-        num_tokens = len(request.prompt_token_ids)
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         return self.engines[self._balancer.choose(able, keys, self._key_tokens, num_tokens)]
 
     def _keys(self, request: EngineRequest) -> list[bytes]:

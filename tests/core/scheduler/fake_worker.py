@@ -129,7 +129,7 @@ class FakeWorker:
         assert plan.num_tokens <= self.budget
         assert all(count > 0 for count in plan.counts)
         assert len(plan.rows) == len(plan.starts) == len(plan.counts)
-        sequences = [self._sequence(row) for row in (*plan.decode_rows, *plan.rows)]
+        sequences = [self.sequence(row) for row in (*plan.decode_rows, *plan.rows)]
         assert len({id(sequence) for sequence in sequences}) == len(sequences), (
             "a row computes twice in a step"
         )
@@ -174,7 +174,7 @@ class FakeWorker:
     def _apply(self, plan: StepPlan) -> None:
         in_flight = {id(sequence) for earlier in self.queue for sequence in earlier.sequences}
         for row in plan.ended:
-            assert id(self._sequence(row)) not in in_flight, (
+            assert id(self.sequence(row)) not in in_flight, (
                 "a row ended while a step in flight uses it"
             )
             self.rows[row] = None
@@ -190,9 +190,9 @@ class FakeWorker:
             )
             assert new.row in plan.rows
         for row, group, blocks in plan.blocks:
-            self._sequence(row).tables[group] += blocks
+            self.sequence(row).tables[group] += blocks
 
-    def _sequence(self, row: int) -> Sequence:
+    def sequence(self, row: int) -> Sequence:
         sequence = self.rows[row]
         assert sequence is not None, "a plan names an empty row"
         return sequence
@@ -480,7 +480,9 @@ class Engine:
         check_scheduler(self.scheduler)
 
     def tokens(self, request_id: str) -> list[int]:
-        return self.requests[request_id].prompt_token_ids + self.outputs[request_id]
+        request = self.requests[request_id]
+        given = [*request.prompt_token_ids, *request.output_token_ids]
+        return given + self.outputs[request_id]
 
     def schedule(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
@@ -489,7 +491,21 @@ class Engine:
             self.plans.append(plan)
             self.started += [new.request_id for new in plan.new]
             self.worker.submit(plan)
+            self._check_prefill(plan)
         return plan
+
+    def _check_prefill(self, plan: StepPlan) -> None:
+        limit = self.limits.max_mixed_prefill_tokens
+        if not (limit and plan.decode_rows and self.limits.chunked_prefill):
+            return
+        num_new = 0
+        for row, count in zip(plan.rows, plan.counts, strict=True):
+            request = self.requests[self.worker.sequence(row).request_id]
+            if request.output_token_ids or self.outputs[request.request_id]:
+                assert count <= limit, "a resumed request computes more than its limit"
+            else:
+                num_new += count
+        assert num_new <= limit, "new requests compute more than their limit"
 
     def collect(self) -> None:
         result = self.worker.collect()
@@ -528,7 +544,7 @@ class Engine:
         for request_id, delta in self.finished.items():
             request = self.requests[request_id]
             expected = expected_output(request, self.limits.max_model_len, request.cache_salt)
-            output = self.outputs[request_id]
+            output = [*request.output_token_ids, *self.outputs[request_id]]
             if delta.finish_reason in ("abort", "error"):
                 assert output == expected[: len(output)]
             else:

@@ -3,8 +3,7 @@
 import pytest
 
 from builtin_plugins.scheduling_policies.priority import Priority
-from core.errors import ConfigError, InvalidRequest
-from core.scheduler import SchedulerLimits
+from core.errors import InvalidRequest
 from core.step import EngineRequest
 from core.types import SamplingParams
 from tests.core.scheduler.fake_worker import VOCAB, Engine, expected_output, in_order, make_request
@@ -69,6 +68,40 @@ def test_mixed_prefill_budget_limits_prompts_with_decode_rows():
         (1, []),
     ]
     engine.check_outputs()
+
+
+def resume(engine, name, base, num_output_tokens=4):
+    """Add a request that another engine had, with its first output tokens."""
+    tokens = expected_output(make_request(name, prompt(8, base), 12, eos_token_ids=()), 64)
+    given = tokens[:num_output_tokens]
+    engine.add(name, prompt(8, base), 12, eos_token_ids=(), output_token_ids=given)
+
+
+def test_each_resumed_request_has_a_mixed_prefill_budget_of_its_own():
+    engine = Engine(budget=32, max_num_seqs=8, max_mixed_prefill_tokens=12)
+    engine.add("a", prompt(3), 20, eos_token_ids=())
+    engine.step()
+    engine.add("new", prompt(12, 1), 3, eos_token_ids=())
+    for base in range(2, 5):
+        resume(engine, f"moved {base}", base)
+    engine.add("later", prompt(12, 5), 3, eos_token_ids=())
+    engine.run()
+    # 8 prompt and 4 output tokens of each moved request; the first step has room for 31 in all
+    assert [(len(plan.decode_rows), plan.counts) for plan in engine.plans[1:4]] == [
+        (1, [12, 12, 7]),
+        (3, [5, 12, 12]),
+        (6, []),
+    ]
+    engine.check_outputs()
+
+
+def test_a_long_resumed_request_is_chunked_like_a_new_one():
+    engine = Engine(budget=32, max_mixed_prefill_tokens=5)
+    engine.add("a", prompt(3), 20, eos_token_ids=())
+    engine.step()
+    resume(engine, "moved", 2)
+    engine.run()
+    assert [plan.counts for plan in engine.plans[1:4]] == [[5], [5], [2]]
 
 
 def test_mixed_prefill_budget_needs_chunked_prefill():
@@ -201,13 +234,6 @@ def test_duplicate_request_id_is_rejected():
     engine.add("a", prompt(3))
     with pytest.raises(InvalidRequest, match="request_id"):
         engine.scheduler.add(make_request("a", prompt(3)))
-
-
-def test_invalid_limits_are_rejected():
-    with pytest.raises(ConfigError, match="--max-num-seqs 0"):
-        SchedulerLimits(16, 0, 16)
-    with pytest.raises(ConfigError, match="--long-prefill-token-threshold"):
-        SchedulerLimits(16, 1, 16, long_prefill_token_threshold=-1)
 
 
 def output_of(sampling, max_tokens=12, eos_token_ids=()):

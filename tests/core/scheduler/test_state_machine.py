@@ -19,7 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from builtin_plugins.scheduling_policies.priority import Priority
 from core.testing.replay import replay
 from tests.core.scheduler.fake_connector import Connector, run, wake
-from tests.core.scheduler.fake_worker import LAYERS, VOCAB, Engine
+from tests.core.scheduler.fake_worker import (
+    LAYERS,
+    VOCAB,
+    Engine,
+    expected_output,
+    make_request,
+)
 
 BASES = [[1 + (base * 31 + i * (5 + base)) % (VOCAB - 1) for i in range(48)] for base in range(3)]
 """Prompts share prefixes of these."""
@@ -101,15 +107,21 @@ class Engines(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         copies=st.integers(1, 3),
         ends=st.booleans(),
+        moved=st.sampled_from([0, 0, 0, 1, 9]),
     )
-    def add(self, base, shared, own, max_tokens, salt, priority, copies, ends):
+    def add(self, base, shared, own, max_tokens, salt, priority, copies, ends, moved):
         for _ in range(copies):
             self.names += 1
-            eos = {} if ends else {"eos_token_ids": ()}
+            fields = {"cache_salt": salt, "priority": priority}
+            if not ends:
+                fields["eos_token_ids"] = ()
             prompt = [*BASES[base][:shared], *own]
-            self.engine.add(
-                f"r{self.names}", prompt, max_tokens, cache_salt=salt, priority=priority, **eos
-            )
+            if moved and prompt:
+                # Another engine had it, and returned its first tokens.
+                alone = make_request("alone", prompt, max_tokens, **fields)
+                output = expected_output(alone, self.engine.limits.max_model_len, salt)
+                fields["output_token_ids"] = output[: min(moved, len(output) - 1)]
+            self.engine.add(f"r{self.names}", prompt, max_tokens, **fields)
 
     @precondition(lambda self: self.names)
     @rule(which=st.integers(0, 10_000))

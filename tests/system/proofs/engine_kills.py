@@ -145,11 +145,7 @@ def run_kills(
 ) -> Found:
     """Serve, kill, and return what was found. `rate`: tokens per second of a stream."""
     scripted = ("--scripted-tokens-per-second", str(rate), "--num-threads", "1")
-    # A scripted step takes as long for one token as for thousands, so a survivor computes all
-    # requests of a dead engine in one. A device bounds that by `--max-mixed-prefill-tokens`.
-    tokens = str(3 * TOKENS * num_streams)
-    room = ("--max-num-batched-tokens", tokens, "--max-mixed-prefill-tokens", tokens)
-    sizes = ("-dp", str(num_engines), "--max-num-seqs", str(num_streams), *room)
+    sizes = ("-dp", str(num_engines), "--max-num-seqs", str(num_streams))
     restarts = ("--max-restarts", "1000")
     with serving(folder, "scripted:", *sizes, *scripted, *restarts, *flags) as service:
         run = EngineKills(service, num_streams)
