@@ -96,6 +96,8 @@ NO_CHOICE: Final = (
     "logit_bias, min_tokens and structured_outputs of this request leave nothing"
 )
 """Error of a request with parameters that leave no token to sample; detected in a step."""
+NON_FINITE: Final = "the model produced non-finite numbers for this request"
+"""Error of a request with logits that are NaN or infinite; detected in a step."""
 
 
 class RequestFailed(EngineError):

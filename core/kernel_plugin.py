@@ -38,10 +38,5 @@ def engine_workers() -> list[Entry]:
 @hookimpl
 def engine_quant_methods() -> list[Entry]:
     """Give the method of weights that are not quantized."""
-    return [
-        Entry(
-            "none",
-            "core.models.layers.linear:PlainWeights",
-            "weights as the checkpoint stores them",
-        )
-    ]
+    text = "weights as the checkpoint stores them"
+    return [Entry("none", "core.models.layers.linear:PlainWeights", text)]

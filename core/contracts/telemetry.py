@@ -79,6 +79,8 @@ class RequestStats:
     """Fields of its outputs that features filled."""
     engine: int = 0
     """Rank of its last engine."""
+    is_corrupted: bool = False
+    """Whether its logits were NaN or infinite."""
 
     @property
     def counts(self) -> Mapping[str, float]:

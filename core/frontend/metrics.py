@@ -18,6 +18,7 @@ from core.contracts.telemetry import (
     StepStats,
     TokenStats,
 )
+from core.errors import NON_FINITE
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -51,7 +52,7 @@ class SinkHealth:
     faults: int = 0
     last_error: str | None = None
     quarantined: bool = False
-    """True: it failed too often and is no longer called."""
+    """True: it is no longer called."""
 
     def failed(self, method: str, error: Exception) -> None:
         """Count a fault; log the first one and the one that quarantines the sink."""
@@ -126,8 +127,7 @@ class RequestMeter:
         rank = client.engine
         stats = self._tokens.get(rank)
         if stats is None:
-            stats = TokenStats(0, engine=rank)
-            self._tokens[rank] = stats
+            stats = self._tokens[rank] = TokenStats(0, engine=rank)
         stats.generated_tokens += count
         if sequence.last_token_s is not None:
             stats.inter_token_s.append(now_s - sequence.last_token_s)
@@ -164,5 +164,6 @@ class RequestMeter:
                 output_token_ids=[each.token_ids for each in client.sequences.values()],
                 extra_fields=client.extra_fields,
                 engine=client.engine,
+                is_corrupted=client.error == NON_FINITE,
             )
         )

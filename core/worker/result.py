@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.errors import NO_CHOICE
+from core.errors import NO_CHOICE, NON_FINITE
 from core.models.ops.sampling import GatheredLogprobs, logprobs_to_lists
 from core.step import Logprobs, StepResult
 from core.types.pooling import Pooled
@@ -20,7 +20,6 @@ _NON_FINITE: Final = -1
 """Token id that marks non-finite logits."""
 _NO_CHOICE: Final = -2
 """Token id that marks logits without any allowed token."""
-NON_FINITE = "the model produced non-finite numbers for this request"
 
 
 @dataclass(slots=True)

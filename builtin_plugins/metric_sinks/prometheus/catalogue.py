@@ -86,6 +86,11 @@ REQUEST: Final = (
         "Requests that have ended, by reason.",
         labels=("finished_reason",),
     ),
+    MetricSpec(
+        "corrupted_requests",
+        "counter",
+        "Requests that failed as their logits were NaN or infinite.",
+    ),
     MetricSpec("request_prompt_tokens", "histogram", "Prompt tokens of a request.", TOKENS),
     MetricSpec(
         "request_generation_tokens",

@@ -44,6 +44,7 @@ class EngineSeries:
         self._first_token = self._observe["time_to_first_token_seconds"]
         self._between = self._observe["inter_token_latency_seconds"]
         self._success = numbers["request_success"]
+        self._corrupted = numbers["corrupted_requests"]
         for reason in FINISH_REASONS:
             self._success.set(0.0, reason)
         for source in SOURCES:
@@ -82,6 +83,8 @@ class EngineSeries:
         """Count one ended request."""
         reason = stats.finish_reason
         self._success.add(1.0, reason if reason in FINISH_REASONS else "error")
+        if stats.is_corrupted:
+            self._corrupted.add(1.0)
         values = {
             "request_prompt_tokens": stats.prompt_tokens,
             "request_generation_tokens": stats.generated_tokens,

@@ -26,6 +26,7 @@ constraint_compile_failures counter
 constraint_late_masks counter
 constraint_mask_failures counter
 constraint_wait_seconds histogram
+corrupted_requests counter
 e2e_request_latency_seconds histogram
 generation_tokens counter
 http_request_duration_seconds histogram
@@ -115,11 +116,9 @@ time_to_first_token_seconds
 inter_token_latency_seconds request_time_per_output_token_seconds
 e2e_request_latency_seconds request_queue_time_seconds
 request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds
-request_prefill_kv_computed_tokens cache_config_info
+request_prefill_kv_computed_tokens cache_config_info corrupted_requests
 """
 NOT_HERE = {
-    "corrupted_requests": "a request with logits that are no numbers fails, and is in "
-    "request_success with its reason",
     "engine_sleep_state": "reported by the feature, with --enable-sleep-mode",
     "external_prefix_cache_hits": "reported by the feature, with --kv-transfer-config",
     "external_prefix_cache_queries": "reported by the feature, with --kv-transfer-config",
@@ -317,6 +316,7 @@ def record_on(sink, engine):
     sink.tokens(TokenStats(5, 7, 4, [0.2], [0.01, 0.02], engine))
     counts = {"counts": {"spec_decode_num_drafts": 2.0}}
     sink.request(RequestStats("stop", 7, 5, 1.0, 0.2, 0.1, extra_fields=counts, engine=engine))
+    sink.request(RequestStats("error", 7, 5, 1.0, engine=engine, is_corrupted=True))
 
 
 def test_series_of_engines_add_up_to_those_of_one():

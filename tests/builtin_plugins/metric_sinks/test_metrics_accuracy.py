@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from builtin_plugins.runners.generate.sampler import Sampler
 from core import AsyncLLM, SamplingParams
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, RequestFailed
 from core.frontend.metrics import SinkHealth
 from core.types import RequestOutput, RequestOutputKind
 from tests.timeouts import TIMEOUT_S
@@ -152,6 +154,30 @@ def test_counters_match_client_view(engine: AsyncLLM) -> None:
     assert count("kv_cache_usage_perc") == 0
     assert count("ready") == 1
     assert count("cache_config_info", block_size="4", num_gpu_blocks="300") == 1
+
+
+@pytest.mark.parametrize("engine", ["here"], indirect=True)
+def test_request_with_nan_logits_fails_and_is_counted(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = Sampler._logits
+
+    def nan_logits(*arguments: Any) -> torch.Tensor:
+        return logits(*arguments).fill_(float("nan"))
+
+    async def run() -> None:
+        await last(engine, "abc", "before")
+        with monkeypatch.context() as patch:
+            patch.setattr(Sampler, "_logits", nan_logits)
+            with pytest.raises(RequestFailed, match="non-finite"):
+                await last(engine, "abc", "bad")
+        await last(engine, "abc", "after")
+
+    asyncio.run(run())
+    count = Counts(engine)
+    assert count("corrupted_requests_total") == 1
+    assert count("request_success_total", finished_reason="error") == 1
+    assert count("request_success_total", finished_reason="stop") == 2
 
 
 @ONCE_APART
