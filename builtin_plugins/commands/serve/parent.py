@@ -23,9 +23,9 @@ from builtin_plugins.commands.serve.child_processes import ChildProcesses
 from builtin_plugins.commands.serve.control_socket import ControlSocket
 from builtin_plugins.commands.serve.end_deadline import EndDeadline
 from builtin_plugins.commands.serve.forks import Forks, send_signal
-from builtin_plugins.commands.serve.last_line import log_last_line
 from builtin_plugins.commands.serve.maintenance import MaintenanceServer
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
+from builtin_plugins.commands.serve.parent_log import ParentLog
 from builtin_plugins.commands.serve.system import (
     limit_allocations,
     remove_folders_of,
@@ -68,6 +68,7 @@ class Parent:
         self._limit_bytes = limit_bytes
         self._children = ChildProcesses()
         self._forks = Forks(config)
+        self._log = ParentLog()
         self._control_socket = ControlSocket(self, self._children, self._forks.selector)
         self._maintenance = MaintenanceServer(
             config, self._forks, self._children, self._close_inherited
@@ -115,7 +116,7 @@ class Parent:
         self._end()
         self._forks.restore_signals()
         if self._last_line is not None:
-            log_last_line(self._last_line, status)
+            self._log.write(self._last_line)
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -142,6 +143,8 @@ class Parent:
                 self._status = code
             elif pid == self._maintenance.pid:
                 self._maintenance.pid = 0
+            elif pid == self._log.pid:
+                self._log.pid = 0
             else:
                 self._children.ended(pid, code)
 
@@ -225,9 +228,8 @@ class Parent:
         self._maintenance.stop()
         if self._has_served:
             self._start_s = self._ready_since_s - self._since_s
-            log.warning(
-                "the API process is back (restart %d) after %.1f s", self._restarts, self._start_s
-            )
+            message = "the API process is back (restart %d) after %.1f s"
+            self._log.write(partial(log.warning, message, self._restarts, self._start_s))
         else:
             self._start_s = SLOWDOWN * used_seconds(self._pid)
         self._has_served = True
@@ -254,11 +256,8 @@ class Parent:
             return int(was_ready and not is_lossless)
         if not self._has_served:
             if status < 0:
-                print(
-                    f"engine: error: the API process (pid {self._pid}) died during its start: "
-                    f"{how}.",
-                    file=sys.stderr,
-                )
+                message = f"the API process (pid {self._pid}) died during its start: {how}."
+                self._log.write(partial(print, f"engine: error: {message}", file=sys.stderr))
             return 1
         return self._prepare_restart(how)
 
@@ -266,14 +265,12 @@ class Parent:
         """Prepare a restart, or give up."""
         is_steady = time.monotonic() - self._ready_since_s > STEADY_S
         self._crash_count = 1 if is_steady else self._crash_count + 1
-        log.error("the API process (pid %d) died and is restarted: %s", self._pid, how)
+        message = "the API process (pid %d) died and is restarted: %s"
+        self._log.write(partial(log.error, message, self._pid, how))
         limit = self._config.service.max_restarts
         if self._crash_count > limit:
-            log.error(
-                "it died %d times in a row (--max-restarts %d), giving up",
-                self._crash_count,
-                limit,
-            )
+            message = "it died %d times in a row (--max-restarts %d), giving up"
+            self._log.write(partial(log.error, message, self._crash_count, limit))
             return 1
         self._children.on_server_exit()
         pause_s = min(LONGEST_PAUSE_S, 0.05 * (2 ** (self._crash_count - 1) - 1))

@@ -166,6 +166,20 @@ def test_server_ends_while_its_log_file_is_stuck(tmp_path: Path, held_disk: Held
         assert service.process.wait(TIMEOUT_S) == 1
 
 
+@pytest.mark.slow
+def test_parent_ends_while_its_log_file_is_stuck_and_its_api_process_is_dead(
+    tmp_path: Path, held_disk: HeldDisk
+) -> None:
+    (tmp_path / "log").symlink_to(held_disk.folder / "log")
+    with serving(tmp_path, "scripted:", "--shutdown-timeout", "1", status=None) as service:
+        held_disk.hold()
+        (api,) = (pid for pid, name in service.below().items() if name == "engine-api")
+        os.kill(api, signal.SIGKILL)
+        wait_for(held_disk.num_waits)
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait(TIMEOUT_S)
+
+
 def fill(pipe: int) -> None:
     """Fill a pipe, over a descriptor that does not wait and is not shared."""
     descriptor = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
