@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.kv_connectors.block_files import block_path
 from builtin_plugins.kv_connectors.contract import BlockKey, KVTransferConfig, StoreParts
@@ -22,6 +22,9 @@ from builtin_plugins.kv_connectors.disk import Folder, check_writable
 from builtin_plugins.kv_connectors.settings import EXTRA, FLAG, read_extra
 from core.api import ConfigError, EngineConfig
 from core.model_spec.kv import KVLayout
+
+if TYPE_CHECKING:
+    from builtin_plugins.kv_connectors.contract import Block
 
 MAX_FOUND: Final = 1 << 20
 """Remembered blocks of other engines; one request has fewer."""
@@ -109,6 +112,11 @@ class SharedFolder(Folder):
     def survey(self) -> Iterable[BlockKey]:
         """Return nothing: blocks are looked up."""
         return ()
+
+    def write(self, key: BlockKey, block: Block, checksum: bytes) -> None:
+        """Write a file, unless another engine has: a block of this key has the same bytes."""
+        if not self._has(key):
+            super().write(key, block, checksum)
 
     def lookup(self, keys: Sequence[BlockKey]) -> Iterable[BlockKey]:
         """Return the blocks with a complete file. Raises `OSError` for a folder without access.

@@ -23,7 +23,7 @@ from builtin_plugins.kv_connectors import disk
 from builtin_plugins.kv_connectors.api import BlockKey
 from builtin_plugins.kv_connectors.block_files import block_path
 from builtin_plugins.kv_connectors.disk import PARTIAL_SUFFIX
-from builtin_plugins.kv_connectors.shared_storage import SharedDirectory
+from builtin_plugins.kv_connectors.shared_storage import SharedDirectory, SharedFolder
 from core import LLM
 from tests.builtin_plugins.kv_connectors.small_engines import (
     PARAMS,
@@ -259,6 +259,21 @@ def test_block_that_is_written_and_found_at_once_is_stored_once() -> None:
     assert directory.admit(key, ()) is None
     directory.discard(key)
     assert (directory.holds(key), directory.num_bytes) == (False, 0)
+
+
+def test_block_file_of_another_engine_is_not_written_again(tmp_path: Path) -> None:
+    key = BlockKey(0, secrets.token_bytes(32))
+    block = [np.zeros(4, np.uint8)]
+    other = SharedFolder(tmp_path, [4])
+    own = SharedFolder(tmp_path, [4])
+    other.write(key, block, bytes(16))
+    before = files(tmp_path)
+    own.write(key, block, bytes(16))
+    assert files(tmp_path) == before
+    (path,) = before
+    path.write_bytes(path.read_bytes()[:-1])
+    own.write(key, block, bytes(16))
+    assert own.read(key, [np.ones(4, np.uint8)]) == bytes(16), "a file that was cut is replaced"
 
 
 def test_found_blocks_take_no_space_and_are_reported() -> None:
