@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from builtin_plugins.platforms.api import usable_cores
 from core.api import ConfigError, Registry
 
 
@@ -23,7 +22,6 @@ def serve(
     `frontend` is `AsyncLLM` or a class of it; `prepare` is called with it before routes are made.
     `checks`: whether to check the server's settings while the engine starts.
     """
-    registry.shared("usable_cores", usable_cores)  # bounds the threads that read prompts
     server = registry.choose("servers")
     routes = registry.entries("routes")
     parts = (server, *routes)

@@ -1,6 +1,8 @@
 """The CPU of this machine."""
 
-from core.api import Entry, Option, hookimpl
+from typing import Any
+
+from core.api import Entry, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -16,3 +18,12 @@ def engine_platforms() -> list[Entry]:
     return [
         Entry("cpu", "builtin_plugins.platforms.cpu.platform:CpuPlatform", "This machine's CPU")
     ]
+
+
+@hookimpl
+def engine_admission_extensions(registry: Registry) -> list[Any]:
+    """Share the number of usable cores, which bounds the threads that read prompts."""
+    from builtin_plugins.platforms.machine import usable_cores  # lazy: quick start
+
+    registry.shared("usable_cores", usable_cores)
+    return []
