@@ -26,8 +26,8 @@ KERNEL_LINES = 17_000
 FRONT_DOOR_LINES = 939
 MODELS_BUDGET = 8000
 """Lines of all text architectures."""
-TOWERS_BUDGET = 1400
-"""Lines of what reads images."""
+TOWERS_BUDGET = 1420
+"""Lines of what reads images: 60 architectures."""
 LINES_PER_ARCHITECTURE = 40
 FILE_LIMIT = 500
 FORBIDDEN = re.compile(r"/(?:root|home|Users)/\w|index-url|\bTODO\b|\bFIXME\b|\bXXX\b|\bHACK\b")
@@ -58,7 +58,8 @@ def test_the_kernel_stays_small():
 def test_an_architecture_is_a_page_of_facts():
     folder = ROOT / "builtin_plugins" / "models"
     lengths = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
-    towers = sum(count for path, count in lengths.items() if "vision" in path.parts)
+    tower_files = [path for path in lengths if "vision" in path.relative_to(folder).parts]
+    towers = sum(lengths[path] for path in tower_files)
     assert sum(lengths.values()) - towers < MODELS_BUDGET
     assert towers < TOWERS_BUDGET
     # A file's lines are those of the architectures it returns; a family is a row of calls of

@@ -30,6 +30,9 @@ from builtin_plugins.input_processors.transformers.molmo2 import (
     Molmo2ImageProcessorPil,
     Molmo2ImageTexts,
 )
+from builtin_plugins.input_processors.transformers.phi4_multimodal import (
+    Phi4MultimodalImageProcessorPil,
+)
 from builtin_plugins.input_processors.transformers.pixtral import PixtralProcessor
 from builtin_plugins.input_processors.transformers.smolvlm import SmolVLMProcessor
 from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
@@ -59,6 +62,7 @@ IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
         "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
         "Llama4ImageProcessor": Llama4ImageProcessorPil,
         "Molmo2ImageProcessor": Molmo2ImageProcessorPil,
+        "Phi4MultimodalImageProcessor": Phi4MultimodalImageProcessorPil,
         "Step3p7ImageProcessor": Step3p7ImageProcessorPil,
     }
 )

@@ -19,6 +19,11 @@ def engine_input_processors() -> list[Entry]:
             "BLIP-2's prompts",
         ),
         Entry(
+            "ChameleonForConditionalGeneration",
+            f"{HERE}.chameleon:ChameleonProcessor",
+            "Chameleon's prompts",
+        ),
+        Entry(
             "Florence2ForConditionalGeneration",
             f"{HERE}.florence2:Florence2Processor",
             "Florence-2's tasks",

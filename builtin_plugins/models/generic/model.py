@@ -158,14 +158,18 @@ class _Hidden(BaseModelOutputWithPast):
 
 
 class GivenHidden(nn.Module):
-    """Replaces the base model and its parts: returns given hidden states."""
+    """Replaces the base model and its parts, with its values: returns given hidden states."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self._parts = [name for name, _ in base.named_children()]
+        self._values = {name: value for name, value in vars(base).items() if name[0] != "_"}
 
     def __getattr__(self, name: str) -> Any:
-        return self if name in self.__dict__.get("_parts", ()) else super().__getattr__(name)
+        if name in self.__dict__.get("_parts", ()):
+            return self
+        values: dict[str, Any] = self.__dict__.get("_values", {})
+        return values[name] if name in values else super().__getattr__(name)
 
     def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> _Hidden:
         """Return the given hidden states."""

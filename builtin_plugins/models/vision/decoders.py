@@ -20,6 +20,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "glm4v_text": "Glm4ForCausalLM",
         "glm_ocr_text": "Glm4ForCausalLM",
         "paddleocr_vl_text": "LlamaForCausalLM",
+        "phi4_multimodal": "Phi3ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",
         "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",

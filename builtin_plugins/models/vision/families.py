@@ -16,6 +16,7 @@ from builtin_plugins.models.vision import (
     mllama,
     molmo2,
     ovis2,
+    phi4_multimodal,
     qwen3_vl_moe,
 )
 from builtin_plugins.models.vision.image_text import UNCHANGED, TextPart
@@ -54,6 +55,10 @@ class Family:
     """Whether images are part of the input of the text part's encoder."""
     cross_positions: Callable[[Any], int] | None = None
     """Returns the encoder states of an image that cross attention reads; None: it reads none."""
+    placeholder: Callable[[Any], int] | None = None
+    """Returns the placeholder token; None: the config has it by a usual name."""
+    unused: tuple[str, ...] = ()
+    """Modules besides the language model that are not loaded."""
     features: Features = image_features
     """Returns the function that encodes images, of the tower's modules."""
 
@@ -68,6 +73,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "AriaForConditionalGeneration": Family(),
         "AyaVisionForConditionalGeneration": Family(decoder=logits.unscaled),
         "Blip2ForConditionalGeneration": Family(),
+        "ChameleonForConditionalGeneration": Family(),
         "Cohere2VisionForConditionalGeneration": Family(decoder=logits.unscaled),
         "DeepseekOcr2ForConditionalGeneration": Family(),
         "DeepseekVLForConditionalGeneration": Family(),
@@ -115,6 +121,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "PaddleOCRVLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
         "PaliGemmaForConditionalGeneration": Family(
             look_ahead=gemma.prompt, decoder=gemma.prefix_decoder
+        ),
+        "Phi4MultimodalForCausalLM": Family(
+            placeholder=phi4_multimodal.placeholder,
+            unused=phi4_multimodal.UNUSED,
+            features=phi4_multimodal.features,
         ),
         "QianfanOCRForConditionalGeneration": Family(),
         "Qwen2_5_VLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),

@@ -100,7 +100,7 @@ class ImageTextModel(GenericModel):
         if self.spec.text.prepare is not None:
             self.spec.text.prepare(whole)
         self.base = whole.get_decoder()
-        self.tower.set_model(model)
+        self.tower.set_model(model, has_text=True)
         model.model = GivenHidden(whole)
         layers: Any = self.base.layers
         for index, layer in enumerate(layers):

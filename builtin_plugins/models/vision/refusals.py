@@ -14,11 +14,10 @@ ENCODER_DECODER: Final = "an encoder reads its images, and they are no tokens of
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "BlipForConditionalGeneration": CROSS_ATTENTION,
-        "ChameleonForConditionalGeneration": "its images become tokens of its vocabulary",
         "DiffusionGemmaForBlockDiffusion": "it writes blocks of text by diffusion",
         "Dots3NoteForConditionalGeneration": "its text part is native, its towers were not tried",
         "Emu3ForConditionalGeneration": "its images become tokens of its vocabulary",
-        "FuyuForCausalLM": "its processor places the patches of all images of a prompt together",
+        "FuyuForCausalLM": "its one image stands before the text, and both are tokenized apart",
         "GitForCausalLM": "its image comes before its text, not in the prompt",
         "Granite4VisionForConditionalGeneration": "its tower adds to layers chosen by the config",
         "IdeficsForVisionText2Text": CROSS_ATTENTION,
@@ -26,7 +25,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "InstructBlipVideoForConditionalGeneration": "it reads videos",
         "Kosmos2ForConditionalGeneration": "a mask, and no token, tells where its images are",
         "Kosmos2_5ForConditionalGeneration": "a mask, and no token, tells where its images are",
-        "MiniMaxM3SparseForConditionalGeneration": "its sparse attention has no native layer",
+        "MiniMaxM3SparseForConditionalGeneration": "its attention to blocks has no native layer",
         "PI0ForConditionalGeneration": "it controls robots",
         "PPFormulaNetForConditionalGeneration": ENCODER_DECODER,
         "Pix2StructForConditionalGeneration": ENCODER_DECODER,

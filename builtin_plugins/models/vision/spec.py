@@ -53,7 +53,7 @@ def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTex
     levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     states = 0 if family.cross_positions is None else family.cross_positions(config)
     facts = TowerFacts(
-        placeholders=_placeholders(config),
+        placeholders=_placeholders(config, family),
         look_ahead=family.look_ahead(config),
         embedding_width=0 if states else _text_config(config).hidden_size * (1 + levels),
         marks={} if family.marks is None else {"image": family.marks(config)},
@@ -61,7 +61,9 @@ def spec(hf_config: Any, *, own_modules: bool = False) -> DecoderSpec | ImageTex
         cross_positions=states,
         max_cross_positions=MAX_CROSS_ITEMS * 2 * states,
     )
-    tower = TransformersTowerSpec(config, model_class, facts, family.arrange, family.features)
+    tower = TransformersTowerSpec(
+        config, model_class, facts, family.arrange, family.features, unused=family.unused
+    )
     if read is None or own_modules:
         return _image_text(config, model_class, tower, family)
     decoder = read(_text_fields(config, family))
@@ -119,8 +121,10 @@ def _text_fields(config: Any, family: Family) -> Any:
     return SimpleNamespace(**fields)
 
 
-def _placeholders(config: Any) -> dict[str, int]:
+def _placeholders(config: Any, family: Family) -> dict[str, int]:
     """Return the placeholder token of each modality that the config names."""
+    if family.placeholder is not None:
+        return {"image": family.placeholder(config)}
     names = {"image": ("image_token_id", "image_token_index")}
     found = {
         modality: next((getattr(config, name) for name in fields if hasattr(config, name)), None)

@@ -60,6 +60,8 @@ class TransformersTowerSpec:
     """Factor on its embeddings."""
     prefix: str = ""
     """Of its tensors in the checkpoint."""
+    unused: tuple[str, ...] = ()
+    """Modules besides the language model that are not loaded."""
     one_axis: bool = False
     """Whether positions have one axis, also of a class with M-RoPE."""
 
@@ -87,7 +89,7 @@ class TransformersTower(nn.Module):
         small = _without_text(self._spec.config)
         model = without_memory(self._spec.model_class, small, torch.float32)
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        own = {name: shape for name, shape in shapes.items() if not _is_text(name)}
+        own = {name: shape for name, shape in shapes.items() if not self._is_absent(name)}
         return {f"{self._spec.prefix}{name}": shape for name, shape in own.items()}
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -98,20 +100,31 @@ class TransformersTower(nn.Module):
         dtype = self._context.dtype
         small = _without_text(spec.config)
         named = ((name.removeprefix(spec.prefix), tensor) for name, tensor in tensors.items())
-        model = fill(spec.model_class, small, named, dtype, _is_text)
+        model = fill(spec.model_class, small, named, dtype, self._is_absent)
         self.set_model(model.to(self._context.device).eval().requires_grad_(requires_grad=False))
 
-    def set_model(self, model: Any) -> None:
-        """Set the modules: all of the model but its language model, which is removed from it."""
+    def set_model(self, model: Any, *, has_text: bool = False) -> None:
+        """Set the modules: all of the model but its language model, which is removed from it.
+
+        `has_text`: it was not made without the layers of its text part.
+        """
         self.base = getattr(model, "model", model)
         for name in TEXT_PARTS:  # the decoder has the text's weights
             if hasattr(self.base, name):
                 setattr(self.base, name, nn.Module())
-        self.base.config = self._spec.config
+        for name in self._spec.unused:
+            self.base.set_submodule(name, nn.Module())
+        if not has_text:
+            self.base.config = self._spec.config
         self._features = {"image": self._spec.features(self.base)}
         self._reads = {
             modality: _parameters(function) for modality, function in self._features.items()
         }
+
+    def _is_absent(self, name: str) -> bool:
+        """Return whether a tensor is not the tower's."""
+        unused = tuple(f"model.{part}." for part in self._spec.unused)
+        return _is_text(name) or name.startswith(unused)
 
     def encode(self, modality: str, inputs: Mapping[str, torch.Tensor]) -> EncodedItem:
         """Return one item encoded."""
