@@ -74,6 +74,8 @@ class PoolingSpec:
     """Allowed lengths of truncated embeddings; empty: any."""
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] = ()
+    answer_tokens: tuple[int, int] | None = None
+    """Tokens of the answers no and yes: the score is the difference of their logits."""
     is_cross_encoder: bool = False
     """Whether two texts are read as one prompt and scored together."""
 

@@ -59,6 +59,11 @@ def engine_models() -> list[Entry]:
         Entry("Qwen2_5_VLForConditionalGeneration", SPEC, "Qwen2.5-VL"),
         Entry("Qwen2VLForConditionalGeneration", SPEC, "Qwen2-VL"),
         Entry("Qwen3VLForConditionalGeneration", SPEC, "Qwen3-VL"),
+        Entry(
+            "Qwen3VLForSequenceClassification",
+            f"{RETRIEVAL}:qwen3_vl_reranker",
+            "Qwen3-VL-Reranker, a score for a pair",
+        ),
         Entry("Qwen3VLMoeForConditionalGeneration", SPEC, "Qwen3-VL with experts"),
         Entry("Qwen3_5ForConditionalGeneration", SPEC, "Qwen 3.5, text and images"),
         Entry("Qwen3_5MoeForConditionalGeneration", SPEC, "Qwen 3.5 with experts, text and images"),

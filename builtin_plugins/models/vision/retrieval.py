@@ -1,4 +1,4 @@
-"""Models that embed pages and queries as one vector for each token, for late interaction."""
+"""Models that retrieve pages: vectors for each token, for late interaction, and scores of pairs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def colqwen2(hf_config: object) -> DecoderSpec:
         pooling=PoolingSpec(task="embed", per_token=True, head=(projection,)),
         tower=replace(found.tower, prefix=PREFIX, one_axis=True),
     )
+
+
+def qwen3_vl_reranker(hf_config: object) -> DecoderSpec:
+    """Return Qwen3-VL with a score; that of `classifier_from_token`, as trained, is set later."""
+    fields = {**vars(hf_config), "architectures": ["Qwen3VLForConditionalGeneration"]}
+    found = image_text_spec(SimpleNamespace(**fields))
+    assert isinstance(found, DecoderSpec)
+    return replace(found, pooling=PoolingSpec(task="classify", is_cross_encoder=True))

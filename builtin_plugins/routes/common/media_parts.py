@@ -72,7 +72,7 @@ def read_media(engine: MediaEngine, messages: Sequence[Any]) -> MediaMessages:
             found.append(message)  # the renderer checks it
             continue
         parts = [
-            _read_part(part, f"messages[{i}].content[{j}]", ignored)
+            read_part(part, f"messages[{i}].content[{j}]", ignored)
             for j, part in enumerate(content)
         ]
         own = [part for part in parts if isinstance(part, MediaSource)]
@@ -155,8 +155,10 @@ def _loaders(engine: MediaEngine) -> Sequence[MediaLoader]:
     return media_loaders(engine.registry)
 
 
-def _read_part(part: Any, field: str, ignored: list[str]) -> Any:
-    """Return the source of a media part, or any other part unchanged."""
+def read_part(part: Any, field: str, ignored: list[str] | None = None) -> Any:
+    """Return the source of a media part, or any other part unchanged; `ignored` gets the path of
+    a field without effect.
+    """
     if not isinstance(part, Mapping):
         return part
     kind = part.get("type")
@@ -195,7 +197,7 @@ def _checked_uuid(uuid: Any, field: str) -> str | None:
     )
 
 
-def _image_source(part: Mapping[str, Any], field: str, ignored: list[str]) -> MediaSource:
+def _image_source(part: Mapping[str, Any], field: str, ignored: list[str] | None) -> MediaSource:
     field = f"{field}.image_url"
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, Mapping) else given

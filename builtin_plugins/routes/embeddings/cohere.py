@@ -15,7 +15,7 @@ from builtin_plugins.routes.embeddings.service import (
     PooledPrompt,
     PoolingService,
     as_response,
-    read_texts,
+    read_sides,
 )
 from core.api import InvalidRequest, did_you_mean
 
@@ -44,11 +44,8 @@ class CohereEmbeddings:
         task = self._pools.supported_task("embed")
         if (fields.texts is None) == (fields.inputs is None):
             raise InvalidRequest("texts", "give either texts or inputs.")
-        texts = (
-            read_texts("texts", fields.texts)
-            if fields.inputs is None
-            else read_texts("inputs", fields.inputs)
-        )
+        name = "texts" if fields.inputs is None else "inputs"
+        sides = read_sides(name, getattr(fields, name))
         if fields.truncate == "START":
             raise InvalidRequest(
                 "truncate",
@@ -58,7 +55,7 @@ class CohereEmbeddings:
         if fields.truncate == "END":
             params = params.clone(truncate_prompt_tokens=fields.max_tokens or -1)
         pooled_prompts = await self._pools.pool(
-            job, texts, params, self._prompt_name(fields.input_type)
+            job, self._pools.alone(sides), params, self._prompt_name(fields.input_type)
         )
         longest = max(each.num_tokens for each in pooled_prompts)
         if fields.max_tokens is not None and longest > fields.max_tokens:
@@ -73,7 +70,7 @@ class CohereEmbeddings:
                 "embeddings": {
                     kind: [_encoded(kind, each) for each in pooled_prompts] for kind in kinds
                 },
-                "texts": texts,
+                "texts": [side for side in sides if isinstance(side, str)],
                 "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": count}},
             }
         )

@@ -15,10 +15,11 @@ from builtin_plugins.routes.embeddings.service import (
     Job,
     PooledPrompt,
     PoolingService,
+    Side,
     as_response,
     check_count,
-    read_texts,
-    text_of,
+    read_side,
+    read_sides,
 )
 from core.api import InvalidRequest, PoolingParams
 
@@ -39,7 +40,7 @@ class Scores:
 
     async def _score(self, job: Job[ScoreFields]) -> Response:
         first, second = job.fields.sides
-        one, other = (read_texts(name, getattr(job.fields, name)) for name in (first, second))
+        one, other = (read_sides(name, getattr(job.fields, name)) for name in (first, second))
         if len(one) not in (1, len(other)):
             raise InvalidRequest(
                 first,
@@ -52,13 +53,13 @@ class Scores:
 
     async def _rerank(self, job: Job[RerankFields]) -> Response:
         fields = job.fields
-        query = text_of("query", fields.query)
+        query = read_side("query", fields.query)
         if (fields.documents is None) == (fields.texts is None):
             raise InvalidRequest("documents", "is missing; give documents, or texts.")
         given: Sequence[Any] = fields.documents or fields.texts or []
         name = fields.typed["prompt"]
         check_count(name, given)
-        documents = read_texts(name, list(given))
+        documents = read_sides(name, list(given))
         params = fields.params()
         if fields.texts is not None:
             limit = -1 if fields.truncate else params.truncate_prompt_tokens
@@ -83,21 +84,29 @@ class Scores:
         return as_response({"id": job.id, "model": job.model, "usage": usage, "results": results})
 
     def _document_field(
-        self, fields: RerankFields, documents: Sequence[str], index: int
+        self, fields: RerankFields, documents: Sequence[Side], index: int
     ) -> dict[str, Any]:
-        return {"document": {"text": documents[index]}} if fields.return_documents else {}
+        if not fields.return_documents:
+            return {}
+        document = documents[index]
+        if isinstance(document, str):
+            return {"document": {"text": document}}
+        given: Any = (fields.documents or ())[index]
+        return {"document": {"multi_modal": given["content"]}}
 
     async def _scores(
-        self, job: Job[Any], first: list[str], second: list[str], params: PoolingParams
+        self, job: Job[Any], first: list[Side], second: list[Side], params: PoolingParams
     ) -> tuple[list[float], list[PooledPrompt]]:
-        """Return the score of each pair; a single first text pairs with every second one."""
+        """Return the score of each pair; a single first side pairs with every second one."""
         if self._pools.supported_task("score", "embed") == "score":
+            self._pools.check_images([*first, *second])
             pairs = list(
                 zip(first * len(second) if len(first) == 1 else first, second, strict=True)
             )
             pooled_prompts = await self._pools.pool(job, pairs, params.clone(task="score"))
             return [each.pooled.numbers()[0] for each in pooled_prompts], pooled_prompts
-        pooled_prompts = await self._pools.pool(job, [*first, *second], params.clone(task="embed"))
+        prompts = self._pools.alone([*first, *second])
+        pooled_prompts = await self._pools.pool(job, prompts, params.clone(task="embed"))
         ones = pooled_prompts[: len(first)]
         others = pooled_prompts[len(first) :]
         if len(ones) == 1:

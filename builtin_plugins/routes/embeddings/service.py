@@ -14,6 +14,7 @@ from starlette.responses import Response
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, client_name, read_request
 from builtin_plugins.routes.common.concurrency import gather_bounded
 from builtin_plugins.routes.common.fields import with_client_field
+from builtin_plugins.routes.common.media_parts import are_whole_prompts, read_media, read_part
 from builtin_plugins.routes.common.request_ids import engine_id
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.streams import while_connected
@@ -23,6 +24,7 @@ from builtin_plugins.routes.embeddings.fields import (
     WITHOUT_EFFECT,
     PoolingFields,
 )
+from builtin_plugins.routes.media import MediaSource
 from builtin_plugins.routes.openai.answers import answer_id
 from core.api import InvalidRequest, PoolingParams
 from core.api.features import KnownNames
@@ -30,6 +32,8 @@ from core.api.outputs import Pooled
 from core.api.serving import ServedEngine
 
 F = TypeVar("F", bound=PoolingFields)
+Side = str | dict[str, Any]
+"""One of a pair: a text, or `content` with parts of text and `MediaSource`."""
 
 MAX_CONCURRENT_PROMPTS: Final = 64
 """Prompts of one request that run at once: enough to fill steps, few enough to abort cheaply."""
@@ -129,7 +133,7 @@ class PoolingService:
     async def pool(
         self, job: Job[Any], prompts: Sequence[Any], params: PoolingParams, name: str | None = None
     ) -> list[PooledPrompt]:
-        """Return the pooled output of each prompt: a text, a pair of texts, or token ids.
+        """Return the pooled output of each prompt: a text, a pair of sides, or token ids.
 
         `name` is the prompt name of `encode`.
         """
@@ -156,6 +160,32 @@ class PoolingService:
         return PooledPrompt(
             output.outputs.pooled, len(output.prompt_token_ids), output.num_cached_tokens
         )
+
+    def check_images(self, sides: Sequence[Side]) -> None:
+        """Raise `InvalidRequest` for images that the model does not take."""
+        for side in sides:
+            if not isinstance(side, str):
+                read_media(self.engine, [side])
+
+    def alone(self, sides: Sequence[Side]) -> list[Any]:
+        """Return a prompt for each side: a text, or an image. Raises `InvalidRequest`."""
+        self.check_images(sides)
+        return [side if isinstance(side, str) else self._image_prompt(side) for side in sides]
+
+    def _image_prompt(self, side: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the prompt of a side with an image, for a model without a template for it."""
+        media = read_media(self.engine, [side])
+        if not are_whole_prompts(self.engine, media):
+            raise InvalidRequest(
+                media.sources[0].field,
+                "got an image; expected a text, since this model embeds images in a conversation. "
+                "Send it as `messages` to /v1/embeddings.",
+            )
+        texts = [part["text"] for part in side["content"] if isinstance(part, Mapping)]
+        data: dict[str, list[Any]] = {}
+        for source in media.sources:
+            data.setdefault(source.modality, []).append(source)
+        return {"prompt": "".join(texts), "multi_modal_data": data}
 
     def usage(self, pooled_prompts: Sequence[PooledPrompt]) -> dict[str, Any]:
         """Return the `usage` object."""
@@ -190,27 +220,37 @@ def read_inputs(inputs: str | list[Any]) -> list[str | list[int]]:
     return inputs
 
 
-def read_texts(name: str, inputs: Any) -> list[str]:
-    """Return the texts of a text, an object that has one, or a list of these."""
+def read_sides(name: str, inputs: Any) -> list[Side]:
+    """Return the sides of a text, an object that has one, or a list of these."""
     if not isinstance(inputs, list):
-        return [text_of(name, inputs)]
+        return [read_side(name, inputs)]
     check_count(name, inputs)
-    return [text_of(f"{name}[{i}]", item) for i, item in enumerate(inputs)]
+    return [read_side(f"{name}[{i}]", item) for i, item in enumerate(inputs)]
 
 
-def text_of(name: str, inputs: Any) -> str:
-    """Return a text: the string itself, an object's `text`, or the text parts of its `content`."""
+def read_side(name: str, inputs: Any) -> Side:
+    """Return a text: the string itself, an object's `text`, or the text parts of its `content`.
+
+    With images, the parts stay apart.
+    """
     if isinstance(inputs, str):
         return inputs
     found = inputs.get("text", inputs.get("content")) if isinstance(inputs, dict) else None
     if isinstance(found, list):
-        if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in found):
-            raise InvalidRequest(name, "has contents besides text, and this engine reads text.")
-        parts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in found]
-        found = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        parts = [read_part(part, f"{name}.content[{i}]") for i, part in enumerate(found)]
+        images = [part for part in parts if isinstance(part, MediaSource)]
+        texts = [part for part in parts if not isinstance(part, MediaSource)]
+        if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in texts):
+            raise InvalidRequest(name, "has contents besides texts and images. Remove them.")
+        words: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in texts]
+        found = "".join(words) if all(isinstance(word, str) for word in words) else None
+        if images and found is not None:
+            return {"content": parts}
     if not isinstance(found, str):
         raise InvalidRequest(
-            name, "must be a text, or an object with `text` or with text parts as `content`."
+            name,
+            "must be a text, or an object with `text` or with parts of text and images as "
+            "`content`.",
         )
     return found
 

@@ -55,10 +55,10 @@ class LLMPoolingCalls:
     def prepare(
         self, prompt: Any, params: PoolingParams, name: str | None, stopped: Callable[[], bool]
     ) -> list[tuple[Any, PoolingParams]]:
-        """Return the requests that are run for a prompt, or for a pair of texts where it is a tuple
-        of two.
+        """Return the requests that are run for a prompt, or for a pair where it is a tuple of two
+        texts, or of objects with `content`.
         """
-        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
+        if isinstance(prompt, tuple) and len(prompt) == 2 and not isinstance(prompt[0], int):
             return [self._prompts.pair(prompt[0], prompt[1], params)]
         return self._split(*self._prompts.one(prompt, params, name, stopped=stopped))
 
@@ -139,7 +139,8 @@ class LLMPoolingCalls:
         """Return how near each pair is: as a cross-encoder says, else the cosine of their
         embeddings.
 
-        `data_1` may be one text for all of `data_2`.
+        `data_1` may be one text for all of `data_2`. With a chat template for pairs, each may be an
+        object with `content`: parts of messages, such as images.
         """
         first = _listed(data_1)
         second = _listed(data_2)

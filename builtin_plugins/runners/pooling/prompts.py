@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 from core.api import InvalidRequest, PoolingParams, did_you_mean
 from core.model_spec.pooling import SentenceFacts
 
+ReadMessages = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[Mapping[str, Any]], Any]]
+"""Returns messages to render, and the prompt keys of their images."""
+Side = str | Mapping[str, Any]
+"""A text, or an object with `content`: parts with texts and images."""
+PAIR_ROLES: Final = ("query", "document")
+"""Roles of a chat template that renders a pair."""
 NO_FACTS: Final = SentenceFacts()
 LONG_CHARS: Final = 2**15
 """Length in characters up to which pairs are tokenized completely."""
@@ -18,13 +25,19 @@ class PoolingPrompts:
     """Tokenizes prompts and pairs with the model's named prompts and context length."""
 
     def __init__(
-        self, renderer: Any, sentence: SentenceFacts | None, max_tokens: int, longest: int | None
+        self,
+        renderer: Any,
+        sentence: SentenceFacts | None,
+        max_tokens: int,
+        longest: int | None,
+        read_messages: ReadMessages,
     ) -> None:
         """`longest`: maximum tokens of a text that is not split; None: no limit."""
         self._renderer = renderer
         self._facts = sentence or NO_FACTS
         self._max_tokens = max_tokens
         self._longest = longest
+        self._read_messages = read_messages
 
     def one(
         self, prompt: Any, params: PoolingParams, name: str | None = None, **reading: Any
@@ -53,11 +66,16 @@ class PoolingPrompts:
         keep = self._keep(params)
         return ready if keep is None else replace(ready, token_ids=ready.token_ids[:keep]), params
 
-    def pair(self, first: str, second: str, params: PoolingParams) -> tuple[Any, PoolingParams]:
-        """Return two texts as one prompt, and parameters with the start of the second text."""
-        for text in (first, second):
-            if not isinstance(text, str):
-                raise InvalidRequest("data", f"a cross-encoder scores texts, not {text!r:.100}.")
+    def pair(self, first: Side, second: Side, params: PoolingParams) -> tuple[Any, PoolingParams]:
+        """Return two sides as one prompt, and parameters with the start of a second text."""
+        if self._renders_pairs:
+            return self._rendered(first, second, params)
+        if not isinstance(first, str) or not isinstance(second, str):
+            raise InvalidRequest(
+                "data",
+                "got contents besides text; expected two texts, since the chat template has no "
+                f"roles {' and '.join(PAIR_ROLES)}. Send texts.",
+            )
         limited = params
         if params.truncate_prompt_tokens is None and len(first) + len(second) > LONG_CHARS:
             # One token above the limit is enough for the error, without tokenizing the rest.
@@ -71,6 +89,37 @@ class PoolingPrompts:
         start = types.index(1) if 1 in types else -1
         prompt = self._renderer.prompt({"prompt_token_ids": ids, "prompt": f"{first}\n{second}"})
         return prompt, params.clone(pair_start=start)
+
+    @cached_property
+    def _renders_pairs(self) -> bool:
+        """Whether the chat template has roles for a pair."""
+        names = getattr(self._renderer.chat, "template_names", None)
+        try:
+            return names is not None and set(PAIR_ROLES) <= names()[1]
+        except InvalidRequest:  # there is no template
+            return False
+
+    def _rendered(
+        self, first: Side, second: Side, params: PoolingParams
+    ) -> tuple[Any, PoolingParams]:
+        """Return the prompt of a pair by the chat template. It is never truncated: the score is
+        read at its end.
+        """
+        contents = [side if isinstance(side, str) else side["content"] for side in (first, second)]
+        messages, fields = self._read_messages(
+            [{"role": r, "content": c} for r, c in zip(PAIR_ROLES, contents, strict=True)]
+        )
+        text = self._renderer.chat_text(messages)
+        ids = self._renderer.encode(text, False, max_tokens=self._max_tokens)
+        limit = self._keep(params)
+        if limit is not None and len(ids) > limit:
+            raise InvalidRequest(
+                "truncate_prompt_tokens",
+                f"got {limit} for a pair of {len(ids)} tokens; expected no truncation, since the "
+                "chat template ends the prompt. Shorten the texts.",
+            )
+        prompt = self._renderer.prompt({"prompt": text, "prompt_token_ids": ids, **fields})
+        return prompt, params.clone(truncate_prompt_tokens=None)
 
     def _without(self, before: str, ready: Any, params: PoolingParams) -> PoolingParams:
         """Return parameters that exclude a named prompt's tokens, counted as in

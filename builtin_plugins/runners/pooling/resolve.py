@@ -22,6 +22,7 @@ from core.model_spec.pooling import DenseSpec, PoolingSpec
 
 if TYPE_CHECKING:
     from core.api.models import ModelSource, ModuleSpec
+    from core.api.serving import Tokenizer
     from core.model_spec.names import WeightNames
 
 GENERATING: Final = ("ForCausalLM", "LMHeadModel")
@@ -88,16 +89,14 @@ def adapt_spec(
             f"--runner pooling: the architecture {name!r} has no known pooling; remove the flag."
         )
     chosen = stated or converted or by_name or PoolingSpec()
+    answers = getattr(source.hf_config, "classifier_from_token", None)
+    if answers:
+        chosen = _by_answers(answers, chosen, config, source, registry)
     if not chosen.head and chosen.task == "classify" and not chosen.logits:
         score = DenseSpec(
             name="score", width=ModelFacts(source.hf_config).num_labels(), bias=chosen.per_token
         )
         chosen = replace(chosen, head=(score,))
-    if getattr(source.hf_config, "classifier_from_token", None):
-        raise ModelError(
-            "classifier_from_token in config.json is not supported. Remove it and use --convert "
-            "reward with returned_token_ids in --pooler-config for the scores of those tokens."
-        )
     chosen = _by_files(chosen, source)
     chosen = apply_pooler_config(chosen, config.options.get("pooler_config") or {}, registry)
     check_columns(chosen, size_of(spec, chosen))
@@ -140,6 +139,8 @@ def pooling_info(spec: Any, registry: Registry) -> PoolingInfo:
 
 def size_of(spec: Any, pooling: PoolingSpec) -> int:
     """Return the output width of a pooling model."""
+    if pooling.answer_tokens is not None:
+        return 1
     if pooling.head:
         return pooling.head[-1].width
     width: int = spec.vocab_size if pooling.logits else spec.hidden_size
@@ -203,6 +204,34 @@ def _by_name(architecture: str) -> PoolingSpec | None:
     if architecture.endswith(GENERATING):
         return None
     return next((spec for suffix, spec in _SUFFIXES.items() if architecture.endswith(suffix)), None)
+
+
+def _by_answers(
+    answers: Any, spec: PoolingSpec, config: EngineConfig, source: ModelSource, registry: Registry
+) -> PoolingSpec:
+    """Return the spec with a score by the logits of two answers, no and yes."""
+    name = "classifier_from_token"
+    if spec.task != "classify" or spec.per_token or spec.head:
+        raise ModelError(
+            f"{name}: got {answers!r:.80} for a model that pools otherwise; expected a generating "
+            "model with --convert classify. Remove it."
+        )
+    mode = config.model.tokenizer_mode
+    encoding = registry.choose("tokenizers", source.tokenizer if mode == "auto" else mode)
+    tokenizer: Tokenizer | None = registry.load(encoding)(source, config)
+    texts = answers if isinstance(answers, list) else []
+    tokens = [
+        tokenizer.encode(text, False)
+        for text in texts
+        if isinstance(text, str) and tokenizer is not None
+    ]
+    if len(tokens) != 2 or len(texts) != 2 or any(len(ids) != 1 for ids in tokens):
+        raise ModelError(
+            f"{name}: got {answers!r:.80}; expected two texts of one token each, such as "
+            '["no", "yes"]. Correct it.'
+        )
+    (no,), (yes,) = tokens
+    return replace(spec, logits=True, answer_tokens=(no, yes))
 
 
 def _by_files(spec: PoolingSpec, source: ModelSource) -> PoolingSpec:

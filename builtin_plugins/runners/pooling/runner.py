@@ -75,7 +75,11 @@ class Pooling:
         splitter = pooler_config.text_splitter(frontend.config, max_prompt_len)
         longest = max_prompt_len if splitter is None else splitter.max_tokens
         prompts = PoolingPrompts(
-            frontend.renderer, frontend.source.sentence, max_prompt_len, longest
+            frontend.renderer,
+            frontend.source.sentence,
+            max_prompt_len,
+            longest,
+            frontend.admission.read_messages,
         )
         return LLMPoolingCalls(prompts, frontend.info.pooling, run, splitter)
 

@@ -139,6 +139,9 @@ def finish_pooling(numbers: torch.Tensor, spec: PoolingSpec, params: PoolingPara
     vector.
     """
     columns = params.returned_token_ids or spec.returned_token_ids
+    if spec.answer_tokens is not None:
+        no, yes = spec.answer_tokens
+        numbers = numbers[:, [yes]] - numbers[:, [no]]
     if spec.task == "embed":
         size = params.dimensions or spec.dimensions
         numbers = numbers if size is None else numbers[:, :size]

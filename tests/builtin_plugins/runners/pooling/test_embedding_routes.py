@@ -351,7 +351,7 @@ def test_cohere_accepts_contents_and_dimensions(api: Api) -> None:
         reply["embeddings"]["float"], vectors(api, TEXTS[0], dimensions=8), atol=1e-5
     )
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    assert api.refused("/v2/embed", inputs=[{"content": image}])[0] == "inputs[0]"
+    assert api.refused("/v2/embed", inputs=[{"content": image}])[0] == "inputs[0].content[0]"
     assert api.refused("/v2/embed", texts=["a"], output_dimension=1000)[0] == "output_dimension"
     assert (
         api.refused("/v2/embed", texts=["a"], output_dimension=9, embedding_types=["binary"])[0]

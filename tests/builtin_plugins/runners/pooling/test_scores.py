@@ -133,10 +133,49 @@ def test_problem_type_sets_output_activation(
     torch.testing.assert_close(torch.tensor(plain), scores, atol=1e-4, rtol=1e-4)
 
 
-def test_classifier_from_token_is_rejected(checkpoint: Callable[..., Path], engine: Open) -> None:
-    stated = {"classifier_from_token": ["no", "yes"]}
-    with pytest.raises(ModelError, match=r"classifier_from_token .* is not supported"):
-        engine(checkpoint("Qwen3ForCausalLM"), convert="classify", hf_overrides=stated)
+PAIR_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'query' %}the {{ message.content }} in "
+    "{% elif message.role == 'document' %}{{ message.content }} then{% endif %}{% endfor %}"
+)
+
+
+@torch.inference_mode()
+def test_classifier_from_token_scores_by_the_logits_of_two_answers(
+    checkpoint: Callable[..., Path], engine: Open
+) -> None:
+    folder = checkpoint("Qwen3ForCausalLM")
+    stated = {"classifier_from_token": ["in", "on"]}
+    settings = {"convert": "classify", "hf_overrides": stated, "chat_template": PAIR_TEMPLATE}
+    with engine(folder, runner="pooling", **settings) as llm:
+        outputs = llm.score("other", TEXTS, use_tqdm=False)
+        encode = llm.get_tokenizer().encode
+        no, yes = (encode(text, False)[0] for text in stated["classifier_from_token"])
+        with pytest.raises(InvalidRequest, match="expected no truncation, since the chat template"):
+            llm.score("other", TEXTS, truncate_prompt_tokens=3, use_tqdm=False)
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for text, output in zip(TEXTS, outputs, strict=True):
+        ids = encode(f"the other in {text} then", False)
+        assert list(output.prompt_token_ids) == ids
+        logits = model(torch.tensor([ids])).logits[0, -1]
+        expected = (logits[yes] - logits[no]).sigmoid().item()
+        assert output.outputs.score == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("Qwen3ForCausalLM", ["in", "in on the"]),
+        ("Qwen3ForCausalLM", ["in"]),
+        ("Qwen3ForCausalLM", "in"),
+        ("BertForSequenceClassification", ["in", "on"]),
+    ],
+)
+def test_wrong_answers_of_classifier_from_token_are_named(
+    name: str, answers: object, checkpoint: Callable[..., Path], engine: Open
+) -> None:
+    settings = {"convert": "classify", "hf_overrides": {"classifier_from_token": answers}}
+    with pytest.raises(ModelError, match=r"classifier_from_token: got .*; expected"):
+        engine(checkpoint(name), **settings)
 
 
 def test_embedding_score_is_cosine(checkpoint: Callable[..., Path], engine: Open) -> None:
