@@ -20,6 +20,7 @@ from core.model_spec.kv import (
     LatentKeys,
     LayerKV,
     SlidingLatents,
+    SlidingRows,
     SlidingWindow,
 )
 from core.models.layers.state import prepare
@@ -47,11 +48,11 @@ def draft_layers(layers: Sequence[LayerKV], source: str) -> list[LayerKV]:
 
 def _spec_of(layer: LayerKV, source: str) -> FullAttention:
     spec = layer.spec
-    if type(spec) in (FullAttention, LatentKeys, IndexKeys):
+    if type(spec) in (FullAttention, LatentKeys, IndexKeys) and getattr(spec, "rate", 1) == 1:
         return spec  # type: ignore[return-value]
     if type(spec) is SlidingLatents:
         return LatentKeys(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
-    if isinstance(spec, SlidingWindow | ChunkedLocal):
+    if isinstance(spec, SlidingWindow | ChunkedLocal) and not isinstance(spec, SlidingRows):
         return FullAttention(spec.kv_heads, spec.head_size, spec.dtype, scaled=spec.scaled)
     raise ConfigError(
         f"{source}: got layers with a {type(spec).__name__}; expected attention layers only. "

@@ -85,6 +85,12 @@ class AttentionSpec:
     in_scale: float = 1.0
     """Factor on the attention input."""
     out_scale: float = 1.0
+    query_rank: int = 0
+    """Size of a query latent, from which `query_norm` and a second projection make the queries; 0:
+    they are projected from the input.
+    """
+    query_norm: NormSpec | None = None
+    """Norm of the query latent."""
     qkv_bias: bool = False
     key_bias: bool = True
     """Whether the key projection has a bias where `qkv_bias` is set."""
@@ -142,9 +148,13 @@ class IndexerSpec:
     """Tokens selected per query (index_topk); queries that see no more attend to all."""
     heads: int
     size: int
-    """Size of queries and keys; the leading part has the RoPE of the layer's shared key."""
+    """Size of queries and keys; a part of them has the RoPE of the layer's shared key."""
     interleaved: bool
     """Whether the pairs of its RoPE are interleaved."""
+    rope_at_end: bool = False
+    """Whether the trailing part of queries and keys has RoPE instead of the leading part."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norm of keys."""
     source_layer: int | None = None
     """Index of the earlier layer that selects for this one; None: it selects for itself."""
 
@@ -194,6 +204,10 @@ class LatentAttentionSpec:
     """Whether the latent and output projections have a bias."""
     gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a projection of the input."""
+    gate_per_channel: bool = False
+    """Whether the gate has a number for each channel of a head's output, not one for the head."""
+    sinks: bool = False
+    """Attention sinks: one learned softmax logit per head, without a value."""
     query_gate: bool = False
     """Whether the query projection also reads the query latent before its norm, and has a gate
     after each head's query. The gate's sigmoid multiplies the head's output.
@@ -238,9 +252,9 @@ class LatentAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMSNorm, or LayerNorm with an optional bias."""
+    """RMSNorm, or LayerNorm with an optional bias; "affine": only (x + bias) * weight."""
 
-    kind: Literal["rms", "layer"] = "rms"
+    kind: Literal["rms", "layer", "affine"] = "rms"
     eps: float = 1e-6
     offset: float = 0.0
     """Offset added to the stored weight."""

@@ -9,9 +9,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.errors import ConfigError, ModelError
-from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.compressed import (
+    CompressedAttentionSpec,
+    ConvolvedAttentionSpec,
+    HyperConnectionSpec,
+)
 from core.model_spec.encoder import EncoderSpec
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, PerLayerInputSpec
+from core.model_spec.layer import (
+    AnyAttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    PerLayerInputSpec,
+)
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec, PoolingSpec
 from core.model_spec.recurrent import recurrent_split_error
@@ -123,6 +134,8 @@ class DecoderSpec:
     """Layers after which the final norm normalises the residual stream, again and again; 0: it does
     so at the end only.
     """
+    hyper_connections: HyperConnectionSpec | None = None
+    """Several residual streams instead of one; None: one."""
     pooling: PoolingSpec | None = None
     """Pooling of a pooling model; None: the model generates."""
     encoder: EncoderSpec | None = None
@@ -143,6 +156,12 @@ class DecoderSpec:
     def shortened_by(self) -> str:
         """Reason why the served context is shortened; empty: it is not."""
         return self.limited_by if 0 < self.context_limit <= self.max_positions else ""
+
+    @property
+    def stream_width(self) -> int:
+        """Elements of a token between two layers."""
+        hyper = self.hyper_connections
+        return self.hidden_size * (1 if hyper is None else hyper.streams)
 
     @property
     def has_head(self) -> bool:
@@ -181,6 +200,7 @@ class DecoderSpec:
             or layer.index_source_layer is not None
             or layer.delayed_moe is not None
             or layer.blend is not None
+            or getattr(getattr(layer.mlp, "router_mlp", None), "adds_previous", False)
             for layer in self.layers
         )
         tied = tied or bool(self.loop_length or self.per_layer_inputs or self.layers_read_embedding)
@@ -234,19 +254,19 @@ class DecoderSpec:
         return None
 
 
-def _attention_split_error(
-    attention: AttentionSpec | LatentAttentionSpec | None, ranks: int
-) -> str | None:
+def _attention_split_error(attention: AnyAttentionSpec | None, ranks: int) -> str | None:
     if attention is None:
         return None
     if attention.heads % ranks:
         return f"does not divide the model's {attention.heads} attention heads"
-    if isinstance(attention, LatentAttentionSpec):
+    if isinstance(attention, CompressedAttentionSpec) and attention.groups % ranks:
+        return f"does not divide the model's {attention.groups} groups of heads (o_groups)"
+    if not isinstance(attention, AttentionSpec | ConvolvedAttentionSpec):
         return None
     kv_heads = attention.kv_heads
     if kv_heads % ranks and ranks % kv_heads:
         return f"neither divides the model's {kv_heads} key-value heads nor is a multiple of them"
-    if kv_heads % ranks and attention.qk_norm_over == "all":
+    if kv_heads % ranks and getattr(attention, "qk_norm_over", "") == "all":
         return f"is more than the model's {kv_heads} key-value heads, which are normalised together"
     return None
 

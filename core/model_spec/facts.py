@@ -14,7 +14,7 @@ from typing import Any, Final
 from core.errors import ModelError, did_you_mean
 from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
 from core.model_spec.config_fields import ConfigFields, items_of
-from core.model_spec.layer import MlpSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.rope import (
     ProportionalScaling,
     RopeScaling,
@@ -144,9 +144,37 @@ class ModelFacts(ConfigFields):
             **{"width": self.count("intermediate_size"), "activation": self.activation(), **facts}
         )
 
-    def decoder(self, *, tied: bool = False) -> dict[str, Any]:
-        """Return the common `DecoderSpec` fields; `tied` is the config class's default."""
+    def moe(
+        self,
+        width: str = "moe_intermediate_size",
+        *,
+        defaults: tuple[int | None, int | None] = (None, None),
+        **facts: Any,
+    ) -> MoeSpec:
+        """Return experts with the config's numbers, their width in field `width`, and its
+        activation, changed by `facts`.
+
+        `defaults`: number of experts, and of those chosen, where the config lacks them.
+        """
+        experts, top_k = defaults
+        return MoeSpec(
+            **{
+                "experts": self.count("num_experts", self.get("num_local_experts", experts)),
+                "top_k": self.count("num_experts_per_tok", top_k),
+                "width": self.count(width),
+                "activation": self.activation(),
+                **facts,
+            }
+        )
+
+    def decoder(self, layer: LayerSpec | None = None, *, tied: bool = False) -> dict[str, Any]:
+        """Return the common `DecoderSpec` fields; `tied` is the config class's default.
+
+        With `layer`, all layers are equal.
+        """
+        layers = {} if layer is None else {"layers": (layer,) * self.num_layers()}
         return {
+            **layers,
             "vocab_size": self.count("vocab_size"),
             "hidden_size": self.count("hidden_size"),
             "max_positions": self.num_positions(),

@@ -71,14 +71,26 @@ class LatentKeys(FullAttention, frozen=True, tag="latent"):
 
 
 class IndexKeys(FullAttention, frozen=True, tag="index", kw_only=True):
-    """Keys of an indexer, of every earlier token, as plain rows."""
+    """Keys of an indexer, or compressed keys, as plain rows: one of every `rate` tokens."""
 
     top_k: int
+    """Rows that a query attends to; 0: all."""
+    rate: int = 1
+    """Tokens per row; divides the block size."""
 
     @property
     def vectors(self) -> int:
-        """Vectors cached per head and token: one."""
+        """Vectors cached per head and row: one."""
         return 1
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer, rounded up."""
+        return -(-super().token_bytes // self.rate)
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of one block in one layer."""
+        return -(-block_size // self.rate) * super().token_bytes
 
 
 class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
@@ -89,6 +101,15 @@ class SlidingWindow(FullAttention, frozen=True, tag="sliding", kw_only=True):
 
 class SlidingLatents(SlidingWindow, frozen=True, tag="sliding_latent", kw_only=True):
     """Latents of the last `window` tokens, including the current one."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors cached per head and token: one."""
+        return 1
+
+
+class SlidingRows(SlidingWindow, frozen=True, tag="sliding_rows", kw_only=True):
+    """Plain rows of the last `window` tokens, including the current one."""
 
     @property
     def vectors(self) -> int:
@@ -142,6 +163,7 @@ KVSpec = (
     | IndexKeys
     | SlidingWindow
     | SlidingLatents
+    | SlidingRows
     | ChunkedLocal
     | CrossAttention
 )

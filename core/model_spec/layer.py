@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from core.errors import ModelError
 from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.compressed import (
+    CompressedAttentionSpec,
+    ConvolvedAttentionSpec,
+    RouterMlpSpec,
+)
 from core.model_spec.recurrent import RecurrentSpec
 
+AnyAttentionSpec = (
+    AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec | ConvolvedAttentionSpec
+)
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
 
 
@@ -30,6 +38,8 @@ class MlpSpec:
     """Norm of the activation, before the down projection."""
     gate_scale: float = 1.0
     """Factor on the gate, before the activation."""
+    limit: float | None = None
+    """Bound of the gate (above) and of the up projection (both sides); None: none."""
     out_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -44,7 +54,7 @@ class MoeSpec:
     top_k: int
     width: int
     activation: str = "silu"
-    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrt_softplus", "sparsemixer"] = "softmax"
     renormalize: bool = True
     """Whether the weights of the chosen experts are normalised to sum to 1."""
     scale: float = 1.0
@@ -53,6 +63,8 @@ class MoeSpec:
     """Jitter threshold of sparsemixer."""
     correction_bias: bool = False
     """Whether a learned bias per expert is added to the scores for the choice only."""
+    num_hashed_tokens: int = 0
+    """Rows of a stored table with the experts of each token id; 0: scores choose the experts."""
     groups: int = 1
     """Expert groups (n_group); a token chooses experts from its best `topk_groups` groups."""
     topk_groups: int = 1
@@ -62,6 +74,10 @@ class MoeSpec:
     """Score for the choice of experts outside of the best groups."""
     zero_experts: int = 0
     """Number of additional identity experts, which return their input."""
+    skips: bool = False
+    """Whether the router has one more expert, which returns 0."""
+    router_mlp: RouterMlpSpec | None = None
+    """MLP that gives the router logits; None: one product."""
     router_fp32: bool = False
     """Whether router logits are computed in float32."""
     router_bias: bool = False
@@ -86,6 +102,9 @@ class MoeSpec:
     shared_expert_gate: bool = False
     """Whether the shared expert's output is multiplied by the sigmoid of a gate projection."""
 
+    limit: float | None = None
+    """Bound of the experts' gate (above) and up projection (both sides); None: none."""
+
     def __post_init__(self) -> None:
         check_activation(self.activation)
         if self.experts % self.groups or not 1 <= self.topk_groups <= self.groups:
@@ -93,10 +112,15 @@ class MoeSpec:
                 f"n_group={self.groups} must divide num_experts={self.experts} and "
                 f"topk_group={self.topk_groups} must be between 1 and n_group."
             )
-        if not 1 <= self.top_k <= self.experts + self.zero_experts:
+        if not 1 <= self.top_k <= self.experts + self.zero_experts + self.skips:
             raise ModelError(
                 f"num_experts_per_tok: got {self.top_k}; expected 1 to {self.experts} experts."
             )
+
+    @property
+    def reads_step(self) -> bool:
+        """Whether the router reads token ids, or what the router of an earlier layer made."""
+        return self.num_hashed_tokens > 0 or self.router_mlp is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +195,7 @@ class LayerSpec:
     one of them, or only an MLP.
     """
 
-    attention: AttentionSpec | LatentAttentionSpec | None = None
+    attention: AnyAttentionSpec | None = None
     recurrent: RecurrentSpec | None = None
     mlp: MlpSpec | MoeSpec | None = None
     attention_in: NormSpec | None = None
@@ -193,6 +217,10 @@ class LayerSpec:
     """An earlier residual stream that is mixed into this layer's, and its share; None: none."""
     scaled: bool = False
     """Whether the residual stream is multiplied by a stored scalar after this layer."""
+    affine_sums: bool = False
+    """Whether the residual stream and each output have a stored addend and factor per channel
+    before they are added.
+    """
     post_norm: bool = False
     """Whether `attention_out` and `mlp_out` normalise the sum with the residual stream (post-norm).
     """
@@ -231,6 +259,11 @@ class LayerSpec:
         """Index of the earlier layer that selects the tokens; None: this one does, or none."""
         indexer = getattr(self.attention, "indexer", None)
         return None if indexer is None else indexer.source_layer
+
+
+def pre_norm_layer(norm: NormSpec, **facts: Any) -> LayerSpec:
+    """Return a layer with the same norm, with own weights, before attention and before the MLP."""
+    return LayerSpec(attention_in=norm, mlp_in=norm, **facts)
 
 
 def check_activation(name: str) -> None:

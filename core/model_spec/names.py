@@ -54,6 +54,20 @@ class WeightNames:
     shared_key_norm: str = "self_attn.k_rope_only_layernorm"
     latent_up: str = "self_attn.kv_b_proj"
     indexer: str = "self_attn.indexer"
+    compressed: str = "attn"
+    """Compressed attention; the names within it are the same in all checkpoints."""
+    convolved: str = "self_attn"
+    """Attention with convolutions; the names within it are the same in all checkpoints."""
+    router_mlp: str = "mlp.gate"
+    """Router that is an MLP; the names within it are the same in all checkpoints."""
+    attention_sum: str = "post_attention_residual_scale"
+    """Addends and factors of the sum of the residual stream and attention."""
+    mlp_sum: str = "post_mlp_residual_scale"
+    hyper_attention: str = "hc_attn"
+    """Weights of the residual streams around attention, before `_fn`, `_base` and `_scale`."""
+    hyper_mlp: str = "hc_ffn"
+    hyper_head: str = "model.hc_head"
+    """Weights of the residual streams after the last layer, in the same way."""
     attention_gate: str = "self_attn.gate_proj"
     """Output gate; empty: each head's rows of `q` are its query, then its gate."""
     attention_inner: str = "self_attn.attn_sub_norm"
@@ -87,6 +101,8 @@ class WeightNames:
     """Parameters of the activation, if it has any."""
     router: str = "mlp.gate"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
+    hashed_experts: str = "mlp.gate.tid2eid"
+    """Table with the experts of each token id."""
     correction_bias_row: bool = False
     """Whether `correction_bias` is stored as [1, experts]."""
     expert: str = "mlp.experts.{}"
@@ -99,12 +115,13 @@ class WeightNames:
     experts_gate_up: str = "mlp.experts.gate_up_proj"
     experts_down: str = "mlp.experts.down_proj"
     """Down projection of all experts in one tensor; used if the checkpoint has it."""
-    experts_layout: Literal["rows", "columns", "either", "interleaved", "stacked"] = "rows"
+    experts_layout: Literal["rows", "columns", "either", "interleaved", "stacked", "apart"] = "rows"
     """Layout of stacked expert weights.
 
     "rows": [experts, out, in]; "columns": [experts, in, out]; "either": rows, or columns where the
     shape is theirs; "interleaved": columns with gate and up interleaved; "stacked":
-    [experts * width, hidden] for gate, up (`experts_up`) and down.
+    [experts * width, hidden] for gate, up (`experts_up`) and down; "apart": rows, and a tensor of
+    its own for up.
     """
     experts_up: str = ""
     latent_in: str = "mixer.fc1_latent_proj"

@@ -59,7 +59,13 @@ class Mamba2Spec:
     dt_max: float = float("inf")
     """Bounds of dt: `dt_min` to `dt_max`."""
     norm: NormSpec | None = None
-    """Norm of each group's output; None: the output is only gated."""
+    """Norm of each group's output; None: the output is only gated. With `dt_rank`, norm of dt, B
+    and C instead.
+    """
+    dt_rank: int = 0
+    """Rank of the dt projection, where dt, B and C are projected from the convolution's output
+    (PLaMo 2); 0: from the layer's input.
+    """
     norm_first: bool = False
     """Whether the norm is applied before the gate."""
     out_bias: bool | None = None

@@ -19,7 +19,7 @@ import torch
 from core.contracts.attention import AttentionInputs, ForwardBatch
 from core.contracts.models import BuildContext
 from core.model_spec.attention_params import AttentionParams
-from core.model_spec.kv import CacheSpec, IndexKeys, RecurrentState
+from core.model_spec.kv import CacheSpec, IndexKeys, LatentKeys, RecurrentState, SlidingRows
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.linear import PlainWeights
 from core.models.layers.state import LayerCache, plan_states, prepare
@@ -156,8 +156,9 @@ def _empty_cache(spec: CacheSpec, length: int) -> LayerCache:
         return tuple(
             torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for shape, dtype in spec.parts
         )
-    if isinstance(spec, IndexKeys):
-        return torch.zeros(1, length, spec.head_size, dtype=getattr(torch, spec.dtype))
+    if isinstance(spec, (IndexKeys, SlidingRows)):
+        rows = length // getattr(spec, "rate", 1)
+        return torch.zeros(1, rows, spec.head_size, dtype=getattr(torch, spec.dtype))
     return torch.zeros(
         spec.vectors, length, spec.kv_heads, spec.head_size, dtype=getattr(torch, spec.dtype)
     )
@@ -168,7 +169,8 @@ def _plan(spec: CacheSpec, start: int, count: int) -> Any:
         return plan_states(
             np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count
         )
-    if not getattr(spec, "top_k", 0):
+    selects = isinstance(spec, LatentKeys) and spec.top_k > 0
+    if not (selects or isinstance(spec, (IndexKeys, SlidingRows))):
         return start
     end = start + count
     block = torch.zeros(1, 1, dtype=torch.int32)  # one block holds the sequence

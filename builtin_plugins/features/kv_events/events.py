@@ -20,6 +20,7 @@ from core.model_spec.kv import (
     LatentKeys,
     RecurrentState,
     SlidingLatents,
+    SlidingRows,
     SlidingWindow,
 )
 
@@ -32,6 +33,7 @@ KINDS: Final[Mapping[type[CacheSpec], str]] = {
     IndexKeys: "mla_attention",
     SlidingWindow: "sliding_window",
     SlidingLatents: "sliding_window",
+    SlidingRows: "sliding_window",
     ChunkedLocal: "chunked_local_attention",
     CrossAttention: "cross_attention",
     RecurrentState: "mamba",

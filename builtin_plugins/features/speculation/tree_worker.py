@@ -28,7 +28,7 @@ from builtin_plugins.speculators.api import (
     num_spare_blocks,
 )
 from core.api import ConfigError
-from core.model_spec.kv import CrossAttention, RecurrentState
+from core.model_spec.kv import CrossAttention, RecurrentState, SlidingRows
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig, Speculator
@@ -94,7 +94,7 @@ class TreeSpeculationWorker(SpeculationWorker):
         backends that cannot write a token to several slots.
         """
         for layer in parts.model.kv_layers:
-            if isinstance(layer.spec, (RecurrentState, CrossAttention)):
+            if isinstance(layer.spec, (RecurrentState, CrossAttention, SlidingRows)):
                 raise ConfigError(
                     f"{FLAG}: got a tree with branches; {parts.source.name} cannot verify it, "
                     f"because {layer.name} has a {type(layer.spec).__name__}. Use "

@@ -8,7 +8,7 @@ from torch import nn
 
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.weights import refuse_integers
-from core.models.ops.reference import EXPERTS
+from core.models.ops.reference import expert_activation
 
 
 class PackedExperts:
@@ -85,5 +85,5 @@ class PackedExperts:
     def _act(layer: nn.Module, inner: torch.Tensor) -> torch.Tensor:
         name = str(layer.activation)
         op = getattr(layer.ops, f"{name}_and_mul", None)
-        out: torch.Tensor = (EXPERTS[name] if op is None else op)(inner)
+        out: torch.Tensor = (expert_activation(name) if op is None else op)(inner)
         return out

@@ -20,7 +20,7 @@ from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.model_spec.attention import AttentionSpec, Temperature
+    from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, Temperature
     from core.model_spec.layer import CrossAttentionSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.positions import Rotary
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         """KV cache spec; None: nothing is cached."""
         self._full_attention = context.ops.full_attention
         self.relative = _relative_bias(spec, names, layer, context, weights)
-        sinks = _expect_sinks(spec, f"{layer}.{names.sinks}", context, weights)
+        sinks = expect_sinks(spec, f"{layer}.{names.sinks}", context, weights)
         self.register_parameter("sinks", sinks)
         self.params = AttentionParams(
             heads=self.heads,
@@ -95,6 +95,7 @@ class Attention(nn.Module):
         spec = self.spec
         width = spec.heads * spec.head_size
         self.qkv = _make_qkv(spec, hidden, names, layer, context, weights)
+        self.query_up = _make_query_up(spec, names, layer, context, weights)
         self.out = Linear(
             context,
             weights,
@@ -207,6 +208,8 @@ class Attention(nn.Module):
         rows = self.qkv.slices
         spec = self.spec
         query = qkv[:, rows["q"]]
+        if self.query_up is not None:
+            query = self.query_up(query)
         key = qkv[:, rows["k"]]
         value = qkv[:, rows["k" if spec.key_is_value else "v"]]
         if spec.qk_norm_over == "all":
@@ -294,8 +297,8 @@ def _relative_bias(
     )
 
 
-def _expect_sinks(
-    spec: AttentionSpec, name: str, context: BuildContext, weights: WeightMap
+def expect_sinks(
+    spec: AttentionSpec | LatentAttentionSpec, name: str, context: BuildContext, weights: WeightMap
 ) -> nn.Parameter | None:
     """Return the attention sinks of this rank's heads; None without sinks."""
     if not spec.sinks:
@@ -326,6 +329,8 @@ def _make_qkv(
         width *= 2  # the gate is in the query projection
     kv_width = spec.kv_heads * spec.head_size
     parts = [Slice("q", width, f"{layer}.{names.q}" if own else "")]
+    if spec.query_rank:  # every rank has the whole latent
+        parts = [Slice("q", spec.query_rank, f"{layer}.{names.query_latent}", 1)]
     key = f"{layer}.{names.k}" if own else ""
     if spec.kv_source_layer is None:
         parts.append(Slice("k", kv_width, key, kv_parts, spec.key_bias))
@@ -343,6 +348,22 @@ def _make_qkv(
         transposed=names.transposed,
         order=_ungrouped_heads(spec) if names.qkv_grouped else list(names.qkv_heads) or None,
         orders={key: _pairs(spec.kv_heads)} if own and names.k == names.v else None,
+    )
+
+
+def _make_query_up(
+    spec: AttentionSpec, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
+) -> nn.Sequential | None:
+    """Return the norm and the projection of the query latent; None without one."""
+    if not spec.query_rank:
+        return None
+    assert spec.query_norm is not None, "a query latent is normalised"
+    prefix = f"{layer}.{names.query_latent_norm}"
+    rows = [Slice("q", spec.heads * spec.head_size)]
+    up = f"{layer}.{names.query_up}"
+    return nn.Sequential(
+        make_norm(spec.query_norm, spec.query_rank, context, weights, prefix),
+        Linear(context, weights, up, spec.query_rank, rows, split="rows"),
     )
 
 

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.model_spec.attention import LatentAttentionSpec
+from core.model_spec.attention import LatentAttentionSpec, NormSpec
+from core.model_spec.compressed import CompressedAttentionSpec, ConvolvedAttentionSpec
 from core.model_spec.layer import MoeSpec
 from core.models.layers.attention import Attention, CrossAttention
+from core.models.layers.compressed_attention import CompressedAttention
+from core.models.layers.convolved_attention import ConvolvedAttention
 from core.models.layers.embedding import PerLayerInput
+from core.models.layers.hyper_connections import HyperConnection
 from core.models.layers.latent_attention import LatentAttention
 from core.models.layers.mlp import Mlp
 from core.models.layers.moe import Moe, ParallelMoe
-from core.models.layers.norm import Norm, optional_norm
+from core.models.layers.norm import Norm, make_norm, optional_norm
 from core.models.layers.recurrent import Recurrent, make_recurrent
 from core.models.layers.residual import (
+    AffineResidual,
     ForwardContext,
     GuidedResidual,
     NormedResidual,
@@ -35,12 +40,11 @@ from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.model_spec.attention import NormSpec
     from core.model_spec.decoder import DecoderSpec
     from core.model_spec.layer import LayerSpec
     from core.models.layers.positions import Rotary
 
-Attending = Attention | LatentAttention | SharedBlock
+Attending = Attention | LatentAttention | CompressedAttention | ConvolvedAttention | SharedBlock
 
 
 class Block(nn.Module):
@@ -69,6 +73,7 @@ class Block(nn.Module):
         if self.is_gated:
             self._expect_gates(spec, prefix, context, weights)
         self.mlp = _make_mlp(layer, spec, prefix, context, weights)
+        self._reads_step = isinstance(layer.mlp, MoeSpec) and layer.mlp.reads_step
         self.delayed_moe = (
             None
             if layer.delayed_moe is None
@@ -96,7 +101,7 @@ class Block(nn.Module):
         self.attention_plan = self.recurrent_plan = self.cross_plan = -1
         """Index of the plan of attention, recurrent part and cross attention in a step's plans."""
         self.index_plan = -1
-        """Index of the plan of the indexer's keys; -1: the layer has none of its own."""
+        """Index of the plan of the indexer's keys, or of compressed ones; -1: none of its own."""
         self.source: Block | None = None
         """Layer that owns the keys and values read here; None: this layer."""
         self.entry_norm: Norm | None = None
@@ -142,9 +147,20 @@ class Block(nn.Module):
         mlp_out = norm(layer.mlp_out, names.mlp_out)
         mixing, feeding = layer.normed_residual or (None, None)
         join = partial(_make_join, sums=layer.post_norm)
-        parts: list[tuple[ResidualJoin, Sublayer]] = []
+        parts: list[tuple[ResidualJoin | HyperConnection, Sublayer]] = []
         self.parallel_mlp_norm: Norm | None = None
-        if layer.parallel:
+        hyper = spec.hyper_connections
+        if hyper is not None:
+            connect = partial(HyperConnection, hyper, spec.hidden_size, weights=weights)
+            parts.append((connect(before, f"{prefix}.{names.hyper_attention}"), self._mix))
+            parts.append((connect(mlp_in, f"{prefix}.{names.hyper_mlp}"), self._feed))
+        elif layer.affine_sums:
+            own = partial(make_norm, NormSpec("affine"), spec.hidden_size, context, weights)
+            both = ((before, names.attention_sum, self._mix), (mlp_in, names.mlp_sum, self._feed))
+            for inner, name, part in both:
+                sums = (own(f"{prefix}.{name}.{of}") for of in ("residual", "hidden_states"))
+                parts.append((AffineResidual(inner, *sums), part))
+        elif layer.parallel:
             self.parallel_mlp_norm = mlp_in
             parts.append((PreNormResidual(before, None, layer.residual_scale), self._both))
         elif isinstance(self.attention, SharedBlock):
@@ -153,7 +169,8 @@ class Block(nn.Module):
             parts.append((join(before, after, layer.residual_scale, factors=mixing), self._mix))
         if self.cross is not None:
             parts.append((join(self.cross.norm_in, self.cross.norm_out), self._cross))
-        if self.mlp is not None and not layer.parallel:
+        usual = hyper is None and not layer.affine_sums
+        if self.mlp is not None and not layer.parallel and usual:
             parts.append((join(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed))
         self.joins = nn.ModuleList(way for way, _ in parts)
         self._parts = tuple(
@@ -260,7 +277,8 @@ class Block(nn.Module):
         return torch.where(counts, out * self.get_parameter(gate).tanh(), 0)
 
     def _feed(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
-        out: torch.Tensor = self.mlp(x)  # type: ignore[misc]
+        mlp: Any = self.mlp
+        out: torch.Tensor = mlp(x, step=step) if self._reads_step else mlp(x)
         if self.is_gated:
             return self._gated(out, "mlp_gate", "feeds", step)
         before = step.delayed_output
@@ -305,6 +323,14 @@ def _make_attention(
         if not spec.selects_tokens(layer):
             facts = replace(facts, indexer=None)
         return LatentAttention(facts, hidden, spec.names, prefix, rotary, context, weights)
+    if isinstance(facts, CompressedAttentionSpec):
+        assert rotary is not None, "`CompressedAttentionSpec` has one"
+        name = f"{prefix}.{spec.names.compressed}"
+        return CompressedAttention(facts, hidden, name, rotary, context, weights)
+    if isinstance(facts, ConvolvedAttentionSpec):
+        assert rotary is not None, "`ConvolvedAttentionSpec` has one"
+        name = f"{prefix}.{spec.names.convolved}"
+        return ConvolvedAttention(facts, hidden, name, rotary, context, weights)
     if layer.shared is not None:
         return SharedBlock(layer.shared, facts, hidden, prefix, rotary, context, weights)
     return Attention(facts, hidden, spec.names, prefix, rotary, context, weights)

@@ -18,14 +18,20 @@ from core.model_spec.rope import RopeSpec
 from core.model_spec.tower import MULTIMODAL, PROMPT_EMBEDS
 from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
-from core.models.layers.embedding import Embedding, Head, PerLayerInputs
+from core.models.layers.embedding import (
+    Embedding,
+    Head,
+    PerLayerInputs,
+    expect_table,
+)
 from core.models.layers.encoder import Encoder, encoder_states
+from core.models.layers.hyper_connections import StreamSum
 from core.models.layers.linear import Linear, Slice, Tokens
 from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.pooling import Dense, PoolingHead
-from core.models.layers.positions import Rotary, expect_sinusoids
+from core.models.layers.positions import Rotary, position_table
 from core.models.layers.residual import ForwardContext, add_residual
-from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
+from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
     from core.contracts.attention import ForwardBatch
@@ -34,7 +40,6 @@ if TYPE_CHECKING:
     from core.models.layers.indexer import Indexer
     from core.models.layers.recurrent import Recurrent
     from core.models.layers.state import LayerCache
-
 
 TRAINING_HEADS: Final = "v_head.*"
 """Value heads of reinforcement learning, which training tools store with the model."""
@@ -62,11 +67,9 @@ class Decoder(nn.Module):
         self._captured_layers: tuple[int, ...] = ()
         with torch.device(context.device):
             self._build_first(spec, context)
-            self.encoder = (
-                Encoder(spec, self.embed, context, self.weights)
-                if spec.encoder is not None
-                else None
-            )
+            self.encoder: Encoder | None = None
+            if spec.encoder is not None:
+                self.encoder = Encoder(spec, self.embed, context, self.weights)
             self._build_layers(spec, context)
             self._build_last(spec, context)
         self.tower: Any = None
@@ -109,10 +112,10 @@ class Decoder(nn.Module):
             )
         # Rounded to the model dtype, like a stored weight.
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=context.dtype, device="cpu"))
-        self.register_parameter("positions", _position_table(spec, own, context, weights))
+        self.register_parameter("positions", position_table(spec, own, context, weights))
         if spec.token_types:
             size = (spec.token_types, own)
-            types = _expect_table(size, names.token_types, context, weights)
+            types = expect_table(size, names.token_types, context, weights)
             self.register_parameter("token_types", types)
 
     def _build_layers(self, spec: DecoderSpec, context: BuildContext) -> None:
@@ -127,6 +130,7 @@ class Decoder(nn.Module):
         weights = self.weights
         hidden = spec.hidden_size
         self.norm: Norm | None = None
+        self.stream_sum: StreamSum | None = None
         self.head: Head | None = None
         if not context.pipeline.is_last:
             return
@@ -136,6 +140,7 @@ class Decoder(nn.Module):
             self.pooling_head = PoolingHead(
                 spec.pooling, spec.vocab_size if spec.pooling.logits else hidden, weights
             )
+        self.stream_sum = _make_stream_sum(spec, weights)
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
         _normalize_loops(self._blocks, spec.loop_length, self.norm)
         if not spec.has_head:
@@ -187,12 +192,7 @@ class Decoder(nn.Module):
         The number of layers means the output of the last one. Raises `ModelError` for other
         indices.
         """
-        wrong = [layer for layer in layers if not 0 <= layer <= len(self.layers)]
-        if wrong or list(layers) != sorted(set(layers)):
-            raise ModelError(
-                f"hidden states of layers: got {list(layers)}; the model has "
-                f"{len(self.layers)} layers."
-            )
+        _check_captured(layers, self.spec, len(self.layers))
         self._captured_layers = tuple(layers)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -203,7 +203,8 @@ class Decoder(nn.Module):
         for rotary in self._rotaries:
             rotary.begin_step(batch.rope_positions)
         x = self._enter(batch)
-        step = ForwardContext(batch.positions, [*batch.attention, batch.counts])
+        plans = [*batch.attention, batch.counts]
+        step = ForwardContext(batch.positions, plans, token_ids=batch.input_ids)
         step.item_states = batch.item_states
         step.encoder_states = encoder_states(self.encoder, batch)
         if self._layers_read_embedding:
@@ -218,6 +219,8 @@ class Decoder(nn.Module):
             x, residual = block(x, residual, step)
             if self._own[index] < len(batch.deepstack):
                 x = x + batch.deepstack[self._own[index]]
+        if self.stream_sum is not None:
+            x = self.stream_sum(x)
         out, stream = add_residual(self.norm, x, residual)
         if not self._pipeline.is_last:
             self._pipeline.send(stream)
@@ -236,7 +239,7 @@ class Decoder(nn.Module):
     def _enter(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the input of this stage's first layer."""
         if self.embed is None:
-            shape = (batch.input_ids.shape[0], self.spec.hidden_size)
+            shape = (batch.input_ids.shape[0], self.spec.stream_width)
             return self._pipeline.receive(
                 torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device)
             )
@@ -254,7 +257,9 @@ class Decoder(nn.Module):
             )
         if self.embed_norm is not None and not self.spec.embed_norm_first:
             x = self.embed_norm(x)
-        return self.embed_in(x) if self.embed_in is not None and self.spec.embed_in_last else x
+        x = self.embed_in(x) if self.embed_in is not None and self.spec.embed_in_last else x
+        hyper = self.spec.hyper_connections
+        return x if hyper is None else x.repeat(1, hyper.streams)
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, numbers]: the pooling head's output for pooled hidden states."""
@@ -290,6 +295,17 @@ class Decoder(nn.Module):
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
         return _with_prompt_tokens(logits, self.spec.num_prompt_tokens)
+
+
+def _check_captured(layers: Sequence[int], spec: DecoderSpec, count: int) -> None:
+    """Raise `ModelError` if the hidden states before these layers cannot be captured."""
+    if spec.hyper_connections is not None:
+        raise ModelError("hidden states: this model has several residual streams, not one.")
+    wrong = [layer for layer in layers if not 0 <= layer <= count]
+    if wrong or list(layers) != sorted(set(layers)):
+        raise ModelError(
+            f"hidden states of layers: got {list(layers)}; the model has {count} layers."
+        )
 
 
 def _with_prompt_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
@@ -353,10 +369,11 @@ def _list_caching(
         elif block.attention is not None and block.attention.kv_spec is not None:
             block.attention_plan = len(found)
             found.append((block.attention, LayerKV(name, block.attention.kv_spec)))
-            indexer = getattr(block.attention, "indexer", None)
-            if indexer is not None:
-                block.index_plan = len(found)
-                found.append((indexer, LayerKV(f"{name}.indexer", indexer.kv_spec)))
+            for part in ("indexer", "compressed", "recent"):
+                further = getattr(block.attention, part, None)
+                if further is not None:
+                    block.index_plan = len(found)
+                    found.append((further, LayerKV(f"{name}.{part}", further.kv_spec)))
         if block.recurrent is not None:
             block.recurrent_plan = len(found)
             found.append((block.recurrent, LayerKV(name, block.recurrent.kv_spec)))
@@ -389,30 +406,6 @@ def _accept_head_as(embed: str, shape: tuple[int, int], head: str, weights: Weig
     weights.after_load(stored.clear)
 
 
-def _expect_table(
-    size: tuple[int, int], name: str, context: BuildContext, weights: WeightMap
-) -> nn.Parameter:
-    """Return the table of an embedding that is added to the tokens' own."""
-    table = empty_parameter(*size, dtype=context.dtype)
-    weights.add(f"{name}.weight", table.shape, lambda tensor: assign_weight(table, tensor))
-    return table
-
-
-def _position_table(
-    spec: DecoderSpec, width: int, context: BuildContext, weights: WeightMap
-) -> nn.Parameter | None:
-    """Return the learned or sinusoidal position embeddings; None without either."""
-    name = spec.names.positions
-    if spec.learned_positions:
-        size = (spec.learned_positions + spec.position_offset, width)
-        return _expect_table(size, name, context, weights)
-    if not spec.sinusoidal_positions:
-        return None
-    table = empty_parameter(spec.max_positions + spec.position_offset, width, dtype=context.dtype)
-    expect_sinusoids(table.data, spec.sinusoidal_positions, name, weights)
-    return table
-
-
 def _make_blocks(
     spec: DecoderSpec, own: range, context: BuildContext, weights: WeightMap
 ) -> tuple[list[Block], tuple[Rotary, ...]]:
@@ -441,6 +434,13 @@ def _make_blocks(
         if selects is not None and spec.selects_tokens(spec.layers[index]):
             block.select_as(blocks[selects - own.start])
     return blocks, tuple(rotaries.values())
+
+
+def _make_stream_sum(spec: DecoderSpec, weights: WeightMap) -> StreamSum | None:
+    """Return the sum of several residual streams; None for one."""
+    hyper = spec.hyper_connections
+    prefix = spec.names.hyper_head
+    return None if hyper is None else StreamSum(hyper, spec.hidden_size, prefix, weights)
 
 
 def _normalize_loops(blocks: Sequence[Block], length: int, norm: Norm | None) -> None:

@@ -290,3 +290,12 @@ class PerLayerInput(nn.Module):
         """Return the residual stream [n, hidden] after the addition; `own` is [n, size]."""
         result: torch.Tensor = x + self.norm(self.out(self.activate(self.gate(x)) * own))
         return result
+
+
+def expect_table(
+    size: tuple[int, int], name: str, context: BuildContext, weights: WeightMap
+) -> nn.Parameter:
+    """Return the table of an embedding that is added to the tokens' own."""
+    table = empty_parameter(*size, dtype=context.dtype)
+    weights.add(f"{name}.weight", table.shape, lambda tensor: assign_weight(table, tensor))
+    return table

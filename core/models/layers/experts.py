@@ -18,7 +18,8 @@ from core.models.layers.quantization import (
     with_plain_method,
 )
 from core.models.layers.weights import WeightMap, WeightSlot, copy_weight, empty_parameter
-from core.models.ops.reference import EXPERTS
+from core.models.ops.reference import expert_activation
+from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -79,7 +80,9 @@ class PlainExperts:
     ) -> torch.Tensor:
         """Return the output of the chosen experts, by the `moe` op."""
         bias = () if layer.bias is None else (layer.bias,)
-        moe: Any = layer.ops.moe  # type: ignore[union-attr]
+        # Kernels of a device know no limits.
+        limited = ":" in str(layer.activation)
+        moe: Any = grouped_moe if limited else layer.ops.moe  # type: ignore[union-attr]
         args = (x, layer.gate_up, layer.down, shares, experts, layer.activation)
         return moe(*args, *bias)  # type: ignore[no-any-return]
 
@@ -114,6 +117,8 @@ class Experts(QuantizedLayer):
         self.gated = spec.gated
         self.adapter = None
         self.activation = spec.activation if spec.gated else f"{spec.activation}_alone"
+        if spec.limit is not None:
+            self.activation += f":{spec.limit}"
         self._group = context.group
         self._spec = spec
         self._hidden = hidden
@@ -137,7 +142,7 @@ class Experts(QuantizedLayer):
             self._expect_all_or_each(names, layer, weights)
         elif names.expert:
             self._expect_each(names, layer, weights)
-        elif names.experts_layout == "stacked":
+        elif names.experts_layout in ("stacked", "apart"):
             self._expect_stacked(names, layer, weights)
         else:
             for name, slot in self._stacked_slots(names, layer).items():
@@ -159,7 +164,7 @@ class Experts(QuantizedLayer):
         tokens = torch.arange(len(x), device=x.device).repeat_interleave(experts.shape[1])
         x = self._adapted("gate_up", x[tokens], tokens, chosen)
         x = x if self.bias is None else x + self.bias[chosen]
-        x = self._adapted("down", EXPERTS[self.activation](x), tokens, chosen)
+        x = self._adapted("down", expert_activation(self.activation)(x), tokens, chosen)
         return (
             (x.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)).sum(1).to(x.dtype)
         )
@@ -236,20 +241,24 @@ class Experts(QuantizedLayer):
         return slots
 
     def _expect_stacked(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
-        """Expect [experts * width, hidden] of gate, up and down."""
+        """Expect gate, up and down of all experts in three tensors, stacked or apart."""
+        flat = names.experts_layout == "stacked"
         count = self._spec.experts
         width = self._spec.width
         hidden = self._hidden
         own = {
             names.experts_gate_up: self._part("gate_up", range(1), num_experts=count),
             names.experts_up: self._part("gate_up", range(1, 2), num_experts=count),
-            names.experts_down: self._part("down", num_experts=count, transposed=True),
+            names.experts_down: self._part("down", num_experts=count, transposed=flat),
         }
         for name, part in own.items():
             self.parts[f"{layer}.{name}"] = part
             for whole, slot in self.slots(
                 f"{layer}.{name}", "", self.method.stacked_suffixes, part
             ).items():
+                if not flat:
+                    weights.add(whole, slot.shape, slot.load, slot.after_load)
+                    continue
                 shape = (count * width, hidden) if slot.shape == (count, width, hidden) else None
                 weights.add(whole, shape, partial(self._unstack, slot), slot.after_load)
 

@@ -52,7 +52,7 @@ class Indexer(nn.Module):
         self.query = Linear(context, weights, f"{prefix}.wq_b", query_rank, out)
         key = [Slice("k", spec.size)]
         self.key = Linear(context, weights, f"{prefix}.wk", hidden, key)
-        norm = NormSpec("layer", eps=1e-6, bias=True)  # its epsilon is in no config
+        norm = NormSpec("layer", eps=spec.norm_eps, bias=True)
         self.key_norm = make_norm(norm, spec.size, context, weights, f"{prefix}.k_norm")
         self.head_weights = empty_parameter(spec.heads, hidden, dtype=torch.float32)
         weights.add(
@@ -71,8 +71,22 @@ class Indexer(nn.Module):
         spec = self._spec
         query = self.query(query_latent).view(-1, spec.heads, spec.size)
         key = self.key_norm(self.key(x))[:, None]
-        query, key = self._rotate(query, key, self._rotary.cos_sin, positions, spec.interleaved)
+        query, key = self._rotated(query, key, positions)
         weights = self._linear(x.float(), self.head_weights) * (spec.heads * spec.size) ** -0.5
         assert self.cache is not None, "bind_kv was not called"
         self.selected = plan.select(query, weights, key[:, 0], self.cache)
         return self.selected
+
+    def _rotated(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return query and key after RoPE of their leading or trailing part."""
+        table = self._rotary.cos_sin
+        start = self._spec.size - table.shape[1] if self._spec.rope_at_end else 0
+        parts = (query[..., start:], key[..., start:])
+        ends = self._rotate(*parts, table, positions, self._spec.interleaved)
+        if not start:
+            return ends
+        whole = zip((query, key), ends, strict=True)
+        query, key = (torch.cat([x[..., :start], end], dim=-1) for x, end in whole)
+        return query, key

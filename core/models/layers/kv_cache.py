@@ -13,7 +13,7 @@ import torch
 from core.contracts.attention import AttentionBackend
 from core.contracts.platforms import Platform
 from core.errors import ModelError
-from core.model_spec.kv import IndexKeys, KVLayout, RecurrentState, num_spare_blocks
+from core.model_spec.kv import IndexKeys, KVLayout, RecurrentState, SlidingRows, num_spare_blocks
 from core.models.layers.quantization import layer_method
 from core.models.layers.state import LayerCache, state_views
 from core.models.layers.weights import WeightMap, copy_weight
@@ -174,8 +174,8 @@ def make_caches(
                     caches[layer] = state_views(raw, spec, num_blocks)
                 else:
                     shape = (
-                        (num_blocks, size, spec.head_size)
-                        if isinstance(spec, IndexKeys)
+                        (num_blocks, size // getattr(spec, "rate", 1), spec.head_size)
+                        if isinstance(spec, (IndexKeys, SlidingRows))
                         else backend.cache_shape(spec, num_blocks, size)
                     )
                     caches[layer] = raw.view(getattr(torch, spec.dtype)).view(shape)

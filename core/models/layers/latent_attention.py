@@ -15,7 +15,7 @@ from torch import nn
 from core.errors import ModelError
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import LatentKeys, SlidingLatents
-from core.models.layers.attention import temperature_scale
+from core.models.layers.attention import expect_sinks, temperature_scale
 from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
@@ -70,12 +70,15 @@ class LatentAttention(nn.Module):
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
         cache_dtype = KVCacheDtype(None, stored, 1, context, weights)
         self.kv_spec = _kv_spec(spec, cache_dtype)
+        sinks = expect_sinks(spec, f"{layer}.{names.sinks}", context, weights)
+        self.register_parameter("sinks", sinks)
         self.params = AttentionParams(
             self.heads,
             1,
             spec.head_size,
             spec.scale,
             window=spec.window,
+            sinks=None if sinks is None else sinks.data,
             value_size=spec.rank,
             kv_dtype=cache_dtype.other_dtype,
             key_scale=cache_dtype.scales.get("k"),
@@ -123,7 +126,8 @@ class LatentAttention(nn.Module):
         self.gate: Linear | None = None
         if spec.gate:
             prefix = f"{layer}.{names.attention_gate}"
-            gate = [Slice("gate", spec.heads)]
+            width = spec.heads * (spec.value_size if spec.gate_per_channel else 1)
+            gate = [Slice("gate", width)]
             self.gate = Linear(context, weights, prefix, hidden, gate, split="rows")
         self._expect_up(context, weights, f"{layer}.{names.latent_up}")
         width = spec.heads * spec.value_size
@@ -202,7 +206,8 @@ class LatentAttention(nn.Module):
         if spec.query_gate:
             values = (values * gate.float().sigmoid()).to(values.dtype)
         if self.gate is not None:
-            values = values * self.gate(x).float().sigmoid().to(values.dtype)[..., None]
+            gates = self.gate(x).float().sigmoid().to(values.dtype)
+            values = values * gates.view(len(x), self.heads, -1)
         return self.out(values.flatten(1))  # type: ignore[no-any-return]
 
     def _queries(

@@ -13,6 +13,7 @@ from torch import nn
 from core.models.layers.linear import Linear, PlainLinear, Slice
 from core.models.layers.norm import optional_norm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
+from core.models.ops.reference import clamped
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -66,6 +67,8 @@ class Mlp(nn.Module):
             context=context,
             weights=weights,
         )
+        if spec.limit is not None:
+            self.activate = partial(clamped, self.activate, limit=spec.limit)
         self._gated_linear = _gated_linear(spec, self.up, context)
         self._group = context.group
         self._gate_scale = spec.gate_scale
@@ -115,6 +118,7 @@ def _gated_linear(
     """Return product and activation as one op, where the device has it for such a layer."""
     applies = getattr(type(up.method), "apply", None)
     is_plain = applies is PlainLinear.apply and up.bias is None and spec.gate_scale == 1.0
+    is_plain = is_plain and spec.limit is None
     known = hasattr(context.ops, f"{spec.activation}_and_mul")
     op = context.ops.gated_linear
     if op is None or not (spec.gated and is_plain and known):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 
+from core.errors import ModelError
 from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear, Slice
 from core.models.layers.mlp import Mlp
@@ -16,8 +19,18 @@ from core.models.layers.weights import WeightMap, assign_weight, copy_weight, em
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
+    from core.model_spec.compressed import RouterMlpSpec
     from core.model_spec.layer import MoeSpec, ParallelExpertsSpec
     from core.model_spec.names import WeightNames
+    from core.models.layers.residual import ForwardContext
+
+
+SCORES: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sigmoid": torch.sigmoid,
+    "sqrt_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
+"""Scores of experts by name, from float32 router logits."""
 
 
 class Moe(nn.Module):
@@ -80,23 +93,24 @@ class Moe(nn.Module):
     def _expect_router(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
     ) -> None:
-        experts = self.spec.experts + self.spec.zero_experts
+        experts = self.spec.experts + self.spec.zero_experts + self.spec.skips
         dtype = torch.float32 if self.spec.router_fp32 else context.dtype
-        self.router = empty_parameter(experts, hidden, dtype=dtype)
-        weights.add(
-            f"{layer}.{names.router}.weight",
-            self.router.shape,
-            lambda tensor: assign_weight(self.router, tensor),
-        )
-        self.router_adapter = AdapterSlot(f"{layer}.{names.router}", experts, hidden)
+        self.router_mlp: RouterMlp | None = None
+        if self.spec.router_mlp is not None:
+            prefix = f"{layer}.{names.router_mlp}"
+            sizes = (hidden, experts)
+            self.router_mlp = RouterMlp(self.spec.router_mlp, sizes, prefix, context, weights)
+        else:
+            self.router = empty_parameter(experts, hidden, dtype=dtype)
+            weights.add(
+                f"{layer}.{names.router}.weight",
+                self.router.shape,
+                lambda tensor: assign_weight(self.router, tensor),
+            )
+            self.router_adapter = AdapterSlot(f"{layer}.{names.router}", experts, hidden)
         bias = empty_parameter(experts, dtype=dtype) if self.spec.router_bias else None
-        chosen = (
-            empty_parameter(experts, dtype=torch.float32) if self.spec.correction_bias else None
-        )
         self.router_bias: nn.Parameter | None
-        self.correction_bias: nn.Parameter | None
         self.register_parameter("router_bias", bias)
-        self.register_parameter("correction_bias", chosen)
         self.router_norm = optional_norm(
             self.spec.router_norm, hidden, context, weights, f"{layer}.{names.router_norm}"
         )
@@ -115,6 +129,28 @@ class Moe(nn.Module):
                 (experts,),
                 lambda tensor: assign_weight(bias, tensor),
             )
+        self._expect_choice(experts, names, layer, weights)
+
+    def _expect_choice(
+        self, experts: int, names: WeightNames, layer: str, weights: WeightMap
+    ) -> None:
+        """Expect what the choice of experts depends on in addition to the router."""
+        chosen = (
+            empty_parameter(experts, dtype=torch.float32) if self.spec.correction_bias else None
+        )
+        self.correction_bias: nn.Parameter | None
+        self.register_parameter("correction_bias", chosen)
+        self.hashed_experts: nn.Parameter | None
+        self.register_parameter("hashed_experts", None)
+        if self.spec.num_hashed_tokens:
+            size = (self.spec.num_hashed_tokens, self.spec.top_k)
+            table = empty_parameter(*size, dtype=torch.int64)
+            self.register_parameter("hashed_experts", table)
+            weights.add(
+                f"{layer}.{names.hashed_experts}",
+                size,
+                partial(_load_table, table.data, self.spec.experts),
+            )
         if chosen is not None:
             shape = (1, experts) if names.correction_bias_row else (experts,)
             weights.add(
@@ -123,20 +159,33 @@ class Moe(nn.Module):
                 lambda tensor: copy_weight(chosen.data, tensor.view(-1)),
             )
 
-    def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
-        """Return [n, hidden]; the router reads `routed_by`, by default x."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        routed_by: torch.Tensor | None = None,
+        step: ForwardContext | None = None,
+    ) -> torch.Tensor:
+        """Return [n, hidden]; the router reads `routed_by`, by default x.
+
+        `step`: of a router that reads token ids, or what an earlier one made.
+        """
         read = x if routed_by is None else routed_by
         if self.router_norm is not None:
             read = self.router_norm(read)
-        read = read.to(self.router.dtype)
-        logits = self.router_adapter(
-            read, self._ops.linear(read, self.router, self.router_bias)
-        ).float()  # [n, experts]
+        logits = self._logits(read, step)
         if self.spec.router_scale != 1.0:
             logits = logits * self.spec.router_scale
-        shares, experts = select_experts(self.spec, logits, self.correction_bias)
+        chosen = None
+        if self.hashed_experts is not None:
+            assert step is not None, "the table of experts is read by token id"
+            chosen = self.hashed_experts[step.token_ids]
+        shares, experts = select_experts(self.spec, logits, self.correction_bias, chosen)
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
+        if self.spec.skips:
+            is_skipped = experts >= self.spec.experts + self.spec.zero_experts
+            shares = shares.masked_fill(is_skipped, 0.0)
+            experts = experts.masked_fill(is_skipped, 0)
         identity_weight = None
         if self.spec.zero_experts:
             is_identity = experts >= self.spec.experts
@@ -160,6 +209,17 @@ class Moe(nn.Module):
             )
         return out + shared
 
+    def _logits(self, read: torch.Tensor, step: ForwardContext | None) -> torch.Tensor:
+        """Return router logits [n, experts] in float32."""
+        if self.router_mlp is not None:
+            assert step is not None, "routers pass on what they projected"
+            logits, step.router_state = self.router_mlp(read, step.router_state)
+            return logits.float()  # type: ignore[no-any-return]
+        read = read.to(self.router.dtype)
+        product = self._ops.linear(read, self.router, self.router_bias)
+        logits = self.router_adapter(read, product)
+        return logits.float()  # type: ignore[no-any-return]
+
     def _routed(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return the output of the chosen experts, summed over ranks."""
         if self.spec.router_weight_on_input:
@@ -182,20 +242,32 @@ class Moe(nn.Module):
         return self._group.all_reduce(out.view(count, top_k, -1).sum(1))
 
 
+def _load_table(table: torch.Tensor, num_experts: int, tensor: torch.Tensor) -> None:
+    """Load the experts of each token id. Generated weights are floats, and choose the first."""
+    found = tensor.long()
+    if not tensor.is_meta and bool(((found < 0) | (found >= num_experts)).any()):
+        raise ModelError(f"has other numbers than those of {num_experts} experts.")
+    table.copy_(found)
+
+
 def select_experts(
-    spec: MoeSpec, logits: torch.Tensor, bias: torch.Tensor | None
+    spec: MoeSpec,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    chosen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return expert weights and experts, [n, top_k] each, for float32 router logits [n,
-    experts].
+    experts]. `chosen`: the experts [n, top_k], if scores do not choose them.
     """
     if spec.score == "sparsemixer":
         return _sparsemixer(logits, spec.top_k, spec.jitter)
-    scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
+    scores = SCORES[spec.score](logits)
     choice_scores = scores if bias is None else scores + bias
     if spec.groups > 1:
         choice_scores = _best_groups(spec, choice_scores)
     shares, experts = choice_scores.topk(spec.top_k, dim=-1)
-    if choice_scores is not scores:
+    experts = experts if chosen is None else chosen
+    if choice_scores is not scores or chosen is not None:
         shares = scores.gather(-1, experts)
     if spec.renormalize:
         shares = shares / shares.sum(-1, keepdim=True)
@@ -225,6 +297,51 @@ def _sparsemixer(
         experts.append(expert)
         left = left.scatter(-1, expert, float("-inf"))
     return torch.cat(shares, -1), torch.cat(experts, -1)
+
+
+class RouterMlp(nn.Module):
+    """Projects its input, adds the projection of the layer before, and applies an MLP."""
+
+    def __init__(
+        self,
+        spec: RouterMlpSpec,
+        sizes: tuple[int, int],
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        """`sizes`: of the input and of the logits."""
+        super().__init__()
+        hidden, experts = sizes
+        within = f"{prefix}.router_mlp"
+        own = [Slice("out", spec.size)]
+        self.project = Linear(context, weights, f"{prefix}.down_proj", hidden, own, bias=True)
+        self.norm = make_norm(spec.norm, spec.size, context, weights, f"{within}.norm")
+        self.first, self.second = (
+            Linear(context, weights, f"{within}.{name}", spec.size, own, bias=True)
+            for name in ("fc1", "fc2")
+        )
+        out = [Slice("out", experts)]
+        self.out = Linear(context, weights, f"{within}.out_proj", spec.size, out)
+        self._gelu = context.ops.gelu
+        self.scale: nn.Parameter | None
+        self.register_parameter("scale", None)
+        if spec.adds_previous:
+            scale = empty_parameter(spec.size, dtype=context.dtype)
+            self.register_parameter("scale", scale)
+            load = partial(copy_weight, scale.data)
+            weights.add(f"{prefix}.router_states_scale", (spec.size,), load)
+
+    def forward(
+        self, x: torch.Tensor, previous: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n, experts], and the projection [n, size] for the next layer."""
+        state = self.project(x)
+        if self.scale is not None:
+            assert previous is not None, "the layer before has no router of this kind"
+            state = state + previous * self.scale
+        inner = self._gelu(self.first(self.norm(state)))
+        return self.out(self._gelu(self.second(inner))), state
 
 
 class ParallelMoe(nn.Module):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -79,6 +80,30 @@ class LayerNorm(nn.Module):
         return self.forward(total), total
 
 
+class Affine(nn.Module):
+    """(x + bias) * weight, in the place of a norm."""
+
+    def __init__(
+        self, spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
+    ) -> None:
+        super().__init__()
+        del spec
+        self.weight = empty_parameter(width, dtype=context.dtype)
+        self.bias = empty_parameter(width, dtype=context.dtype)
+        for name, parameter in (("weight", self.weight), ("bias", self.bias)):
+            load = partial(copy_weight, parameter.data)
+            weights.add(f"{prefix}.{name}", (width,), load)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x with the addend and the factor of each channel."""
+        return (x + self.bias) * self.weight
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result for the sum, and the sum."""
+        total = x + residual
+        return self.forward(total), total
+
+
 class GatedNorm(nn.Module):
     """y * sigmoid(W2 silu(W1 y)), where y is the result of a norm."""
 
@@ -108,14 +133,19 @@ class GatedNorm(nn.Module):
         return (x * gate.float().sigmoid()).to(x.dtype)
 
 
-Norm = RmsNorm | LayerNorm | GatedNorm
+Norm = RmsNorm | LayerNorm | Affine | GatedNorm
+KINDS: Final[Mapping[str, type[RmsNorm | LayerNorm | Affine]]] = {
+    "rms": RmsNorm,
+    "layer": LayerNorm,
+    "affine": Affine,
+}
 
 
 def make_norm(
     spec: NormSpec, width: int, context: BuildContext, weights: WeightMap, prefix: str
 ) -> Norm:
     """Return the norm layer of a spec, with tensors under `prefix`."""
-    kind = GatedNorm if spec.gate_rank else RmsNorm if spec.kind == "rms" else LayerNorm
+    kind = GatedNorm if spec.gate_rank else KINDS[spec.kind]
     return kind(spec, width, context, weights, prefix)
 
 

@@ -24,11 +24,13 @@ from core.model_spec.rope import (
     RopeSpec,
     YarnScaling,
 )
-from core.models.layers.weights import copy_weight
+from core.models.layers.embedding import expect_table
+from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
     from core.model_spec.attention import RelativeBiasSpec
+    from core.model_spec.decoder import DecoderSpec
     from core.models.layers.weights import WeightMap
 
 
@@ -178,6 +180,21 @@ def expect_sinusoids(
 
     weights.add_alternative(f"{prefix}.weight", None, take, of=())
     weights.after_load(compute)
+
+
+def position_table(
+    spec: DecoderSpec, width: int, context: BuildContext, weights: WeightMap
+) -> nn.Parameter | None:
+    """Return the learned or sinusoidal position embeddings; None without either."""
+    name = spec.names.positions
+    if spec.learned_positions:
+        size = (spec.learned_positions + spec.position_offset, width)
+        return expect_table(size, name, context, weights)
+    if not spec.sinusoidal_positions:
+        return None
+    table = empty_parameter(spec.max_positions + spec.position_offset, width, dtype=context.dtype)
+    expect_sinusoids(table.data, spec.sinusoidal_positions, name, weights)
+    return table
 
 
 def sinusoids(rows: int, size: int, *, wide: bool = False) -> torch.Tensor:

@@ -26,6 +26,7 @@ from core.models.layers.mamba import Mamba, Mamba2
 from core.models.layers.mlp import make_activation
 from core.models.layers.mlstm import MLstm
 from core.models.layers.multi_head_mamba import MultiHeadMamba
+from core.models.layers.projected_mamba import ProjectedMamba2
 from core.models.layers.rwkv import RwkvChannelMix, RwkvTimeMix
 from core.models.layers.short_conv import GatedConv, ShortConv
 from core.models.layers.state import state_dtype
@@ -140,6 +141,7 @@ Recurrent = (
     Mamba
     | MultiHeadMamba
     | Mamba2
+    | ProjectedMamba2
     | GatedDelta
     | Lightning
     | GatedConv
@@ -167,7 +169,10 @@ def make_recurrent(
     spec: RecurrentSpec, hidden: int, prefix: str, context: BuildContext, weights: WeightMap
 ) -> Recurrent:
     """Return the module of a spec, with tensors under `prefix`."""
-    has_heads = isinstance(spec, MambaSpec) and spec.heads > 0
-    module: Any = MultiHeadMamba if has_heads else _MODULES[type(spec)]
+    module: Any = _MODULES[type(spec)]
+    if isinstance(spec, MambaSpec) and spec.heads:
+        module = MultiHeadMamba
+    elif isinstance(spec, Mamba2Spec) and spec.dt_rank:
+        module = ProjectedMamba2
     result: Recurrent = module(spec, hidden, prefix, context, weights)
     return result

@@ -25,6 +25,8 @@ class ForwardContext:
     positions: torch.Tensor
     plans: Sequence[Any]
     """Plans of the caching layers; the last one is for layers without a cache."""
+    token_ids: torch.Tensor | None = None
+    """[n] int64, for experts that are chosen by token."""
     embedded: torch.Tensor | None = None
     """Token embedding, if layers read it."""
     encoder_states: torch.Tensor | None = None
@@ -33,6 +35,8 @@ class ForwardContext:
     """Encoder states of items, and the tokens that read them."""
     per_layer_input: torch.Tensor | None = None
     """[n, size]: the current layer's own token embedding."""
+    router_state: torch.Tensor | None = None
+    """What the router of the previous layer projected, if this one adds it."""
     delayed_output: torch.Tensor | None = None
     """Output of the previous layer's delayed experts, or of this layer's early ones."""
     streams: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -98,6 +102,24 @@ class NormedResidual(nn.Module):
         return x * self._residual_scale + part(x, x, step) * self._output_scale, None
 
 
+class AffineResidual(nn.Module):
+    """Pre-norm; the stream and the output have a stored addend and factor before they are added."""
+
+    def __init__(self, norm_in: Norm | None, of_stream: Norm, of_output: Norm) -> None:
+        super().__init__()
+        self.norm_in = norm_in
+        self.of_stream = of_stream
+        self.of_output = of_output
+
+    def forward(
+        self, part: Sublayer, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
+    ) -> ResidualPair:
+        """Return the stream after the sublayer; the residual is None."""
+        inner, stream = add_residual(self.norm_in, x, residual)
+        out = part(inner, stream, step)
+        return self.of_stream(stream) + self.of_output(out), None
+
+
 class GuidedResidual(nn.Module):
     """The sublayer reads the normalised sum of the stream and a guide's output (Zamba2).
 
@@ -118,7 +140,7 @@ class GuidedResidual(nn.Module):
         return part(guided if self.norm_in is None else self.norm_in(guided), stream, step), stream
 
 
-ResidualJoin = PreNormResidual | PostNormResidual | NormedResidual | GuidedResidual
+ResidualJoin = PreNormResidual | PostNormResidual | NormedResidual | AffineResidual | GuidedResidual
 
 
 def add_residual(

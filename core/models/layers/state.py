@@ -22,7 +22,15 @@ import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from core.model_spec.kv import DTYPE_BYTES, IndexKeys, LatentKeys, LayerKV, RecurrentState
+from core.model_spec.kv import (
+    DTYPE_BYTES,
+    IndexKeys,
+    LatentKeys,
+    LayerKV,
+    RecurrentState,
+    SlidingRows,
+)
+from core.models.layers.row_cache import RowsPlan
 from core.models.layers.sparse_attention import IndexPlan, SparsePlan
 
 if TYPE_CHECKING:
@@ -68,6 +76,8 @@ def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> A
     """Return the plan that the layers of one group get in a step."""
     if isinstance(inputs, StatePlan):
         return inputs
+    if isinstance(inputs.spec, SlidingRows) or getattr(inputs.spec, "rate", 1) > 1:
+        return RowsPlan(inputs)
     if isinstance(inputs.spec, IndexKeys):
         return IndexPlan(inputs, inputs.spec.top_k)
     if isinstance(inputs.spec, LatentKeys) and inputs.spec.top_k:

@@ -9,7 +9,8 @@ must not read values back to the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -210,7 +211,7 @@ def moe(
     activation. The reference runs every expert on every token; implementations run only the chosen
     ones.
     """
-    act = EXPERTS[activation]
+    act = expert_activation(activation)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for index in range(gate_up.shape[0]):
         share = (weights.float() * (experts == index)).sum(-1, keepdim=True)  # [n, 1]
@@ -293,6 +294,18 @@ def relu2(x: Tensor) -> Tensor:
 
 EXPERTS = {**GATED, "relu2_alone": relu2}
 """Activations of the `moe` op by name."""
+
+
+def expert_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return an activation of the `moe` op; `NAME:LIMIT` clamps the inputs of a gated one."""
+    kind, _, limit = name.partition(":")
+    return partial(clamped, EXPERTS[kind], limit=float(limit)) if limit else EXPERTS[kind]
+
+
+def clamped(activation: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
+    """Return a gated activation of x = [..., gate | up], gate up to `limit`, up within it."""
+    gate, up = x.chunk(2, -1)
+    return activation(torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1))
 
 
 def causal_conv(

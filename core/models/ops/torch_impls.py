@@ -231,7 +231,7 @@ def grouped_moe(
     hidden = grouped_mm(inputs, gate_up.transpose(1, 2), offs=ends)
     if bias is not None:
         hidden = hidden + bias[flat[order]]
-    acted = reference.EXPERTS[activation](hidden)
+    acted = reference.expert_activation(activation)(hidden)
     outputs = grouped_mm(acted, down.transpose(1, 2), offs=ends)
     back = torch.empty_like(outputs)
     back[order] = outputs

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from core.model_spec.weight_shard import WeightShard
-from core.models.ops.reference import EXPERTS
+from core.models.ops.reference import expert_activation
 from engine_gguf.block_ops import BlockOps, check_shards, write_blocks
 
 
@@ -128,7 +128,7 @@ class GgufExperts:
     def _act(layer: nn.Module, inner: torch.Tensor) -> torch.Tensor:
         name: Any = layer.activation
         op = getattr(layer.ops, f"{name}_and_mul", None)
-        out: torch.Tensor = (EXPERTS[name] if op is None else op)(inner)
+        out: torch.Tensor = (expert_activation(name) if op is None else op)(inner)
         return out
 
 

@@ -33,11 +33,11 @@ CheckModel = Callable[..., None]
 
 MODULES = {
     "LlamaForCausalLM": "llama:spec",
-    "Qwen3MoeForCausalLM": "qwen3_moe:spec",
-    "Gemma3ForCausalLM": "gemma3:spec",
+    "Qwen3MoeForCausalLM": "qwen_moe:qwen3_moe",
+    "Gemma3ForCausalLM": "gemma:gemma3",
     "DeepseekV3ForCausalLM": "deepseek:v3",
-    "MixtralForCausalLM": "mixtral:spec",
-    "Phi3ForCausalLM": "phi3:spec",
+    "MixtralForCausalLM": "mistral:mixtral",
+    "Phi3ForCausalLM": "phi3:phi3",
     "GptOssForCausalLM": "gpt_oss:spec",
 }
 LINEAR = re.compile(r"layers\.\d+\..*(_proj|_proj_with_mqa|\.w[123])\.weight$")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,17 @@ from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import Session, plain_context, read_config
-from tests.core.models.layers.test_tensor_parallel import Meeting, ThreadGroup
+from tests.core.models.layers.test_tensor_parallel import Meeting, ThreadGroup, find_spec
 
 IDS = list(range(100, 130))
 RANK = 3
 CASES = [
-    ("LlamaForCausalLM", "llama", {}),
-    ("Phi3ForCausalLM", "phi3", {}),
-    ("GPT2LMHeadModel", "gpt2", {}),  # with biases, transposed
-    ("GPTNeoXForCausalLM", "gpt_neox", {}),  # the rows of heads in another order
-    ("Qwen3MoeForCausalLM", "qwen3_moe", {"vocab_size": 301}),
-    ("GptOssForCausalLM", "gpt_oss", {}),  # gate and up in turn, biases of experts
+    ("LlamaForCausalLM", "llama:spec", {}),
+    ("Phi3ForCausalLM", "phi3:phi3", {}),
+    ("GPT2LMHeadModel", "gpt2:spec", {}),  # with biases, transposed
+    ("GPTNeoXForCausalLM", "gpt_like:gpt_neox", {}),  # the rows of heads in another order
+    ("Qwen3MoeForCausalLM", "qwen_moe:qwen3_moe", {"vocab_size": 301}),
+    ("GptOssForCausalLM", "gpt_oss:spec", {}),  # gate and up in turn, biases of experts
 ]
 
 
@@ -128,7 +127,7 @@ def test_adapted_layers_equal_merged_weights_on_one_and_two_ranks(
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=3, **overrides)
     tensors = load_file(folder / "model.safetensors")
-    spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
+    spec = find_spec(module)(read_config(folder))
 
     def built(group: ParallelGroup, weights: dict[str, torch.Tensor]) -> Decoder:
         decoder = Decoder(spec, plain_context(group))

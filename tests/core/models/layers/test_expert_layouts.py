@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from builtin_plugins.models import qwen3_moe
+from builtin_plugins.models import qwen_moe
 from core.errors import ModelError
 from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import make_checkpoint
@@ -44,7 +44,7 @@ def stacked(tensors: dict[str, torch.Tensor], *, columns: bool) -> dict[str, tor
 
 
 def read(folder: Path, tensors: dict[str, torch.Tensor], layout: Any) -> torch.Tensor:
-    spec = qwen3_moe.spec(read_config(folder))
+    spec = qwen_moe.qwen3_moe(read_config(folder))
     spec = replace(spec, names=replace(spec.names, experts_layout=layout))
     decoder = Decoder(spec, plain_context())
     decoder.load_weights(tensors.items())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from builtin_plugins.models import qwen3
+from builtin_plugins.models import qwen
 from core.model_spec.parallel import ParallelGroup
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.decoder import Decoder
@@ -111,7 +111,7 @@ def test_packed_weights_split_over_ranks_equal_unpacked(
     layout: str, method: type[Unpacked], size: int, demo_folder: Path, tmp_path: Path
 ) -> None:
     quantize(demo_folder, tmp_path, layout, 4)
-    spec = qwen3.spec(read_config(demo_folder))
+    spec = qwen.qwen3(read_config(demo_folder))
     spec = replace(spec, layers=spec.layers[:2])
 
     def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
+from tests.core.models.layers.test_tensor_parallel import find_spec
 
 
 class Written(TorchDispatchMode):
@@ -41,11 +41,11 @@ class Written(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("architecture", "module"),
     [
-        ("LlamaForCausalLM", "llama"),
-        ("MixtralForCausalLM", "mixtral"),
-        ("GPT2LMHeadModel", "gpt2"),
-        ("GPTNeoXForCausalLM", "gpt_neox"),
-        ("Phi3ForCausalLM", "phi3"),
+        ("LlamaForCausalLM", "llama:spec"),
+        ("MixtralForCausalLM", "mistral:mixtral"),
+        ("GPT2LMHeadModel", "gpt2:spec"),
+        ("GPTNeoXForCausalLM", "gpt_like:gpt_neox"),
+        ("Phi3ForCausalLM", "phi3:phi3"),
     ],
 )
 def test_rank_copies_only_its_own_shard(
@@ -53,7 +53,7 @@ def test_rank_copies_only_its_own_shard(
 ) -> None:
     folder = make_checkpoint(architecture, tmp_path, seed=3)
     tensors = load_file(folder / "model.safetensors")
-    spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
+    spec = find_spec(module)(read_config(folder))
     for rank in range(size):
         decoder = Decoder(spec, plain_context(ParallelGroup(size, rank)))
         with Written() as written:
@@ -68,10 +68,10 @@ def test_rank_copies_only_its_own_shard(
 def test_pipeline_stage_loads_its_layers_and_reports_unexpected_tensors(
     architecture: str, tmp_path: Path
 ) -> None:
-    module = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}[architecture]
+    module = {"LlamaForCausalLM": "llama:spec", "Qwen3ForCausalLM": "qwen:qwen3"}[architecture]
     folder = make_checkpoint(architecture, tmp_path, seed=3)
     tensors = load_file(folder / "model.safetensors")
-    spec = importlib.import_module(f"builtin_plugins.models.{module}").spec(read_config(folder))
+    spec = find_spec(module)(read_config(folder))
     shapes: set[str] = set()
     for stage in range(3):
         decoder = Decoder(spec, plain_context(pipeline=Pipeline(3, stage)))

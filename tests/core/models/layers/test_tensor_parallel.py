@@ -54,8 +54,17 @@ class ThreadGroup(ParallelGroup):
         return torch.cat(self._exchange(x), -1)
 
 
+def find_spec(where: str) -> Callable[[Any], Any]:
+    """Return the function that reads a config, from its module and name."""
+    module, _, name = where.partition(":")
+    found: Callable[[Any], Any] = getattr(
+        importlib.import_module(f"builtin_plugins.models.{module}"), name
+    )
+    return found
+
+
 def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
-    spec: Callable[[Any], Any] = importlib.import_module(f"builtin_plugins.models.{module}").spec
+    spec = find_spec(module)
     decoder = Decoder(spec(read_config(folder)), plain_context(group))
     decoder.load_weights(load_file(folder / "model.safetensors").items())
     return decoder
@@ -64,36 +73,42 @@ def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
 @pytest.mark.parametrize(
     ("architecture", "module", "size", "overrides"),
     [
-        ("LlamaForCausalLM", "llama", 2, {}),
+        ("LlamaForCausalLM", "llama:spec", 2, {}),
         (
             "Qwen3ForCausalLM",
-            "qwen3",
+            "qwen:qwen3",
             4,
             {"vocab_size": 301},
         ),  # copies of key-value heads; a vocabulary that is odd
-        ("Olmo2ForCausalLM", "olmo2", 2, {}),
-        ("GPT2LMHeadModel", "gpt2", 2, {}),
-        ("GPTNeoXForCausalLM", "gpt_neox", 2, {}),
-        ("Phi3ForCausalLM", "phi3", 2, {}),
-        ("Qwen3MoeForCausalLM", "qwen3_moe", 2, {}),
-        ("BambaForCausalLM", "bamba", 2, {}),
+        ("Olmo2ForCausalLM", "olmo:olmo2", 2, {}),
+        ("GPT2LMHeadModel", "gpt2:spec", 2, {}),
+        ("GPTNeoXForCausalLM", "gpt_like:gpt_neox", 2, {}),
+        ("Phi3ForCausalLM", "phi3:phi3", 2, {}),
+        ("Qwen3MoeForCausalLM", "qwen_moe:qwen3_moe", 2, {}),
+        ("BambaForCausalLM", "hybrids:bamba", 2, {}),
         (
             "BambaForCausalLM",
-            "bamba",
+            "hybrids:bamba",
             4,
             {},
         ),  # copies of groups, and a norm over more than a rank's heads
         (
             "FalconH1ForCausalLM",
-            "falcon_h1",
+            "hybrids:falcon_h1",
             2,
             {"mamba_n_groups": 1, "mamba_norm_before_gate": True},
         ),
-        ("Zamba2ForCausalLM", "zamba2", 2, {}),
-        ("JambaForCausalLM", "jamba", 4, {}),
-        ("KimiLinearForCausalLM", "kimi_linear", 2, {}),
-        ("MiniMaxForCausalLM", "minimax", 2, {}),
-        ("RecurrentGemmaForCausalLM", "recurrent_gemma", 2, {}),
+        ("Zamba2ForCausalLM", "zamba2:spec", 2, {}),
+        ("JambaForCausalLM", "hybrids:jamba", 4, {}),
+        ("KimiLinearForCausalLM", "kimi_linear:spec", 2, {}),
+        ("MiniMaxForCausalLM", "minimax:spec", 2, {}),
+        ("RecurrentGemmaForCausalLM", "recurrent_gemma:spec", 2, {}),
+        ("DeepseekV4ForCausalLM", "deepseek_v4:deepseek", 2, {}),
+        ("HYV4ForCausalLM", "deepseek_v4:hunyuan", 2, {}),
+        ("ZayaForCausalLM", "zaya:spec", 2, {}),
+        ("ZayaForCausalLM", "zaya:spec", 4, {}),  # copies of key-value heads
+        ("Plamo2ForCausalLM", "plamo:plamo2", 2, {}),
+        ("Step3TextForCausalLM", "softmax_moe:step3", 2, {}),
     ],
 )
 def test_tp_and_pp_layers_match_one_rank(
@@ -142,4 +157,4 @@ def test_indivisible_rank_count_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"expected a multiple of 3 ranks|got 3; expected a divisor"
     ):
-        build("llama", folder, ThreadGroup(3, 0, Meeting(3)))
+        build("llama:spec", folder, ThreadGroup(3, 0, Meeting(3)))
