@@ -44,12 +44,7 @@ UNSERVED: Final = {
     "BertSpladeSparseEmbeddingModel": "no pooler gives sparse vectors",
     "EvollaForProteinText2Text": "it reads proteins",
     "GritLM": "it embeds with bidirectional attention; MistralForCausalLM generates with it",
-    "Grok1ForCausalLM": "implementations differ in its router, and transformers has none",
-    "Grok1ModelForCausalLM": "implementations differ in its router, and transformers has none",
     "MistralLarge3ForCausalLM": "its files have params.json, which is not read, for config.json",
-    "PanguUltraMoEForCausalLM": "transformers has no class of its experts to compare with",
-    "Plamo2ForCausalLM": "its state-space layers have products and norms of their own",
-    "Step3TextForCausalLM": "transformers has no class of its attention to compare with",
 }
 """Architectures without a class that writes text from text or images, and why: none is served."""
 

@@ -4,7 +4,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, renamed, with_fields
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.alibi"
@@ -54,13 +54,12 @@ def bloom(hf_config: object) -> DecoderSpec:
     heads = facts.count("n_head", facts.get("num_attention_heads"))
     size = facts.head_size(hidden, heads)
     slopes = alibi_slopes(heads)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=AttentionSpec(
             heads=heads, kv_heads=heads, head_size=size, alibi=slopes, qkv_bias=True, out_bias=True
         ),
         mlp=MlpSpec(width=4 * hidden, activation="gelu_tanh", gated=False, bias=True),
-        attention_in=norm,
-        mlp_in=norm,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -81,7 +80,8 @@ def mpt(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm("layer_norm_epsilon", bias=False)
     hidden = facts.count("d_model")
     heads = facts.count("n_heads")
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=AttentionSpec(
             heads=heads,
             kv_heads=heads,
@@ -91,8 +91,6 @@ def mpt(hf_config: object) -> DecoderSpec:
             clip_qkv=own.number_or_none("clip_qkv"),
         ),
         mlp=MlpSpec(width=4 * hidden, activation="gelu", gated=False),
-        attention_in=norm,
-        mlp_in=norm,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -152,9 +150,7 @@ def falcon(hf_config: object) -> DecoderSpec:
         up=BLOOM.up,
         down=BLOOM.down,
     )
-    return DecoderSpec(
-        **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names
-    )
+    return DecoderSpec(**facts.decoder(layer, tied=True), norm=norm, names=names)
 
 
 def refined_web(hf_config: object) -> DecoderSpec:

@@ -268,14 +268,14 @@ def layer_of(
     cross = CrossAttentionSpec(attention=attention, norm_in=norm_in, norm_out=norm_out)
     activation = facts.activation("activation_function", activation)
     return LayerSpec(
-        attention=replace(attention, causal=which == "decoder"),
         attention_in=norm_in,
+        mlp_in=norm_in,
+        attention=replace(attention, causal=which == "decoder"),
         attention_out=norm_out,
         cross=cross if which == "decoder" else None,
         mlp=MlpSpec(
             width=facts.count(f"{which}_ffn_dim"), activation=activation, gated=False, bias=True
         ),
-        mlp_in=norm_in,
         mlp_out=norm_out,
         post_norm=not pre_norm,
     )

@@ -1,5 +1,8 @@
-"""DeepSeek and its variants: latent attention (MLA), grouped experts and a shared expert."""
+"""DeepSeek and its variants: latent attention (MLA), grouped experts and a shared expert. Dense
+models with MLA: MiniCPM 3 and Youtu-LLM.
+"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,11 +10,22 @@ from typing import Any
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, Temperature
 from core.model_spec.decoder import DecoderSpec, mtp_layer
-from core.model_spec.facts import ModelFacts, latent_attention
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.facts import ModelFacts, latent_attention, renamed
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.deepseek"
+PANGU = {
+    "q_lora_rank": "attention_q_lora_dim",
+    "kv_lora_rank": "attention_kv_lora_dim",
+    "qk_nope_head_dim": "attention_qk_dim",
+    "qk_rope_head_dim": "attention_qk_rope_dim",
+    "v_head_dim": "attention_v_dim",
+    "first_k_dense_replace": "num_dense_layers",
+    "n_routed_experts": "num_routed_experts",
+    "n_shared_experts": "num_shared_experts",
+}
+"""DeepSeek's names of the fields of openPangu Ultra."""
 
 
 @hookimpl
@@ -30,6 +44,9 @@ def engine_models() -> list[Entry]:
         ),
         Entry("Glm4MoeLiteForCausalLM", f"{HERE}:glm4_moe_lite", "GLM 4.7 Flash"),
         Entry("GlmMoeDsaForCausalLM", f"{HERE}:glm_moe_dsa", "GLM 5: sparse attention"),
+        Entry("PanguUltraMoEForCausalLM", f"{HERE}:pangu_ultra", "openPangu Ultra MoE"),
+        Entry("MiniCPM3ForCausalLM", f"{HERE}:minicpm3", "MiniCPM 3"),
+        Entry("YoutuForCausalLM", f"{HERE}:youtu", "Youtu-LLM"),
         Entry("Mistral4ForCausalLM", f"{HERE}:mistral4", "Mistral Small 4"),
     ]
 
@@ -116,13 +133,28 @@ def glm_moe_dsa(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     indexer = indexer_spec(facts, heads=32, interleaved=True)
     spec = latent_decoder(facts, latent_attention(facts), latent_experts(facts), dense=3, eps=1e-5)
-    indexers: list[IndexerSpec] = []
-    source = 0
-    for index, kind in enumerate(_indexer_types(facts, len(spec.layers))):
-        source = index if kind == "full" else source
-        own = None if kind == "full" else source
-        indexers.append(replace(indexer, source_layer=own))
-    return with_indexers(spec, indexers)
+    return with_indexers(spec, shared_indexers(facts, indexer, len(spec.layers)))
+
+
+def pangu_ultra(hf_config: object) -> DecoderSpec:
+    """Return the facts of an openPangu Ultra config: norms around each part, no expert groups."""
+    facts = ModelFacts(renamed(hf_config, **PANGU))
+    for unserved in ("param_sink_number", "mome_kernel_size", "sliding_window"):
+        facts.refuse(unserved)  # of later openPangu models
+    norm = facts.norm(eps=1e-5)
+    attention = replace(_attention(facts), norm=norm)
+    experts = latent_experts(facts, correction_bias=False)
+    spec = replace(latent_decoder(facts, attention, experts, dense=3, eps=1e-5), mtp=None)
+    if not facts.flag("sandwich_norm"):
+        return spec
+    layers = tuple(replace(layer, attention_out=norm, mlp_out=norm) for layer in spec.layers)
+    names = replace(
+        spec.names,
+        attention_out="post_attention_layernorm",
+        mlp_in="pre_mlp_layernorm",
+        mlp_out="post_mlp_layernorm",
+    )
+    return replace(spec, layers=layers, names=names)
 
 
 def mistral4(hf_config: object) -> DecoderSpec:
@@ -139,6 +171,45 @@ def mistral4(hf_config: object) -> DecoderSpec:
     return latent_decoder(
         facts, latent_attention(facts, rope=rope, temperature=growth), experts, dense=0
     )
+
+
+def minicpm3(hf_config: object) -> DecoderSpec:
+    """Return the facts of a MiniCPM 3 config: embedding, residuals and logits are scaled."""
+    facts = ModelFacts(hf_config)
+    norm = facts.norm(eps=1e-5)
+    hidden = facts.count("hidden_size")
+    num_layers = facts.num_layers()
+    depth = facts.number_or_none("scale_depth", 1.4)
+    base = facts.number_or_none("dim_model_base", 256)
+    layer = pre_norm_layer(
+        norm,
+        attention=latent_attention(
+            facts,
+            rope=facts.rope(facts.count("qk_rope_head_dim")),
+            value_size=facts.head_size(hidden, facts.count("num_attention_heads")),
+        ),
+        mlp=facts.mlp(bias=facts.flag("mlp_bias")),
+        residual_scale=1.0 if depth is None else depth / math.sqrt(num_layers),
+    )
+    return DecoderSpec(
+        **facts.decoder(tied=True),
+        layers=(layer,) * num_layers,
+        norm=norm,
+        embed_scale=facts.number("scale_emb", 12),
+        logit_scale=1.0 if base is None else base / hidden,
+    )
+
+
+def youtu(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Youtu-LLM config."""
+    facts = ModelFacts(hf_config)
+    norm = facts.norm()
+    rope = facts.rope(
+        facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True)
+    )
+    attention = latent_attention(facts, rope=rope)
+    layer = pre_norm_layer(norm, attention=attention, mlp=facts.mlp())
+    return DecoderSpec(**facts.decoder(layer, tied=True), norm=norm)
 
 
 def _attention(facts: ModelFacts) -> LatentAttentionSpec:
@@ -196,16 +267,11 @@ def latent_decoder(
             "layers."
         )
     layers = tuple(
-        LayerSpec(
-            attention=attention,
-            mlp=experts if kind == "sparse" else facts.mlp(),
-            attention_in=norm,
-            mlp_in=norm,
-        )
+        pre_norm_layer(norm, attention=attention, mlp=experts if kind == "sparse" else facts.mlp())
         for kind in kinds
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
-    further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    further = pre_norm_layer(norm, attention=attention, mlp=experts)
     mtp = (
         mtp_layer(further, norm, num_layers)
         if facts.count("num_nextn_predict_layers", 0, least=0)
@@ -224,11 +290,13 @@ def indexer_spec(facts: ModelFacts, *, heads: int, interleaved: bool) -> Indexer
     )
 
 
-def _indexer_types(facts: ModelFacts, num_layers: int) -> Sequence[str]:
-    """Return "full" for each layer with an indexer, "shared" for the others."""
+def shared_indexers(
+    facts: ModelFacts, indexer: IndexerSpec, num_layers: int, *, every: int = 1
+) -> list[IndexerSpec]:
+    """Return the indexer of each layer; some layers attend to what an earlier one selected."""
     kinds = facts.get("indexer_types") or facts.get("index_topk_pattern")
     if kinds is None:
-        every = facts.count("index_topk_freq", 1)
+        every = facts.count("index_topk_freq", every)
         offset = facts.count("index_skip_topk_offset", 2, least=0)
         kinds = [
             "full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(num_layers)
@@ -239,7 +307,13 @@ def _indexer_types(facts: ModelFacts, num_layers: int) -> Sequence[str]:
             f"indexer_types in config.json: got {kinds!r:.100}; expected full or shared for each "
             f"of {num_layers} layers, full for the first. Restore the model's own config.json."
         )
-    return kinds
+    indexers: list[IndexerSpec] = []
+    source = 0
+    for index, kind in enumerate(kinds):
+        source = index if kind == "full" else source
+        own = None if kind == "full" else source
+        indexers.append(replace(indexer, source_layer=own))
+    return indexers
 
 
 def with_indexers(spec: DecoderSpec, indexers: Sequence[IndexerSpec | None]) -> DecoderSpec:

@@ -6,7 +6,7 @@ from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MoeSpec, ParallelExpertsSpec, PerLayerInputSpec
+from core.model_spec.layer import MoeSpec, ParallelExpertsSpec, PerLayerInputSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import ProportionalScaling, RopeSpec
 
@@ -42,7 +42,8 @@ def spec(hf_config: object) -> DecoderSpec:
         _parallel_experts(facts, norm, activation) if facts.flag("enable_moe_block") else None
     )
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(
                 **_heads(facts, i, window),
                 scale=1.0,
@@ -58,9 +59,7 @@ def spec(hf_config: object) -> DecoderSpec:
                 activation=activation, width=width * 2 if doubled and i >= first_shared else width
             ),
             parallel_experts=parallel,
-            attention_in=norm,
             attention_out=norm,
-            mlp_in=norm,
             mlp_out=norm,
             scaled=True,
         )

@@ -6,7 +6,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.glm"
@@ -41,14 +41,11 @@ def _alike(facts: ModelFacts, after: NormSpec | None, names: WeightNames) -> Dec
     norm = facts.norm(eps=1.5625e-7)
     heads = facts.heads(128)
     rope = facts.rope(heads["head_size"], share=0.5, interleaved=True)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(**heads, rope=rope, qkv_bias=facts.flag("attention_bias", True)),
         mlp=facts.mlp(),
-        attention_in=norm,
         attention_out=after,
-        mlp_in=norm,
         mlp_out=after,
     )
-    return DecoderSpec(
-        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
-    )
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=names)

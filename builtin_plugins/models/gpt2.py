@@ -1,16 +1,16 @@
-"""GPT-2: learned positions, layer norms with bias, one fused tensor for query, key and value,
-weights transposed.
-"""
+"""GPT 1, GPT-2 and Jais 1: one fused tensor for query, key and value, weights transposed."""
 
 from dataclasses import replace
+from typing import Any
 
 from core.api import Entry, hookimpl
-from core.model_spec.attention import AttentionSpec, NormSpec
+from core.model_spec.attention import AttentionSpec, NormSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, with_fields
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.layer import MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
+HERE = "builtin_plugins.models.gpt2"
 NAMES = WeightNames(
     embed="transformer.wte",
     positions="transformer.wpe",
@@ -26,14 +26,20 @@ NAMES = WeightNames(
     rename=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
 )
+JAIS = replace(
+    NAMES,
+    gate="mlp.c_fc2",
+    ignored=(*NAMES.ignored, "transformer.relative_pe.*"),
+)
 
 
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
-        Entry("GPT2LMHeadModel", "builtin_plugins.models.gpt2:spec", "GPT-2"),
-        Entry("OpenAIGPTLMHeadModel", "builtin_plugins.models.gpt2:gpt1", "GPT 1"),
+        Entry("GPT2LMHeadModel", f"{HERE}:spec", "GPT-2"),
+        Entry("OpenAIGPTLMHeadModel", f"{HERE}:gpt1", "GPT 1"),
+        Entry("JAISLMHeadModel", f"{HERE}:jais", "Jais 1"),
     ]
 
 
@@ -55,11 +61,8 @@ def spec(hf_config: object) -> DecoderSpec:
         width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
     )
     layers = tuple(
-        LayerSpec(
-            attention=replace(attention, scale=base / (index + 1 if by_layer else 1)),
-            mlp=mlp,
-            attention_in=norm,
-            mlp_in=norm,
+        pre_norm_layer(
+            norm, attention=replace(attention, scale=base / (index + 1 if by_layer else 1)), mlp=mlp
         )
         for index in range(facts.num_layers("n_layer"))
     )
@@ -100,3 +103,31 @@ def gpt1(hf_config: object) -> DecoderSpec:
         rename=((r"^(tokens_embed|positions_embed|h)\.", r"transformer.\1."),),
     )
     return replace(later, layers=(layer,) * len(later.layers), norm=None, names=names)
+
+
+def jais(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Jais config, with two spellings of its factors."""
+    facts = ModelFacts(hf_config)
+    facts.refuse("scale_attn_by_inverse_layer_idx")
+    facts.refuse("add_cross_attention")
+    is_gated = facts.get("activation_function") == "swiglu"
+    known = with_fields(hf_config, activation_function="silu") if is_gated else hf_config
+    later = spec(known)
+    layer = later.layers[0]
+    attention: Any = layer.attention
+    if facts.flag("scale_qk_dot_by_d", facts.flag("mup_scale_qk_dot_by_d")):
+        attention = replace(attention, scale=1 / attention.head_size)
+    is_alibi = facts.get("position_embedding_type") == "alibi"
+    if is_alibi:
+        attention = replace(attention, alibi=alibi_slopes(attention.heads))
+    mlp: Any = layer.mlp
+    layer = replace(layer, attention=attention, mlp=replace(mlp, gated=is_gated))
+    width_scale = facts.number("mup_output_alpha", 1.0) * facts.number("mup_width_scale", 1.0)
+    return replace(
+        later,
+        layers=(layer,) * len(later.layers),
+        learned_positions=0 if is_alibi else later.learned_positions,
+        embed_scale=facts.number("embeddings_scale", facts.number("mup_embeddings_scale", 1.0)),
+        logit_scale=facts.number("width_scale", width_scale),
+        names=JAIS,
+    )

@@ -1,4 +1,4 @@
-"""Further GPT models: OPT, GPT-Neo, GPT-J, CodeGen, StarCoder 1, BioGPT, XGLM."""
+"""Further GPT models: OPT, GPT-Neo, GPT-NeoX, GPT-J, CodeGen, StarCoder 1, BioGPT, XGLM."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import RopeSpec
 
@@ -40,6 +40,18 @@ FAIRSEQ = WeightNames(
     down="fc2",
     ignored=("*.embed_positions.weights",),
 )
+NEOX = WeightNames(
+    embed="gpt_neox.embed_in",
+    final_norm="gpt_neox.final_layer_norm",
+    head="embed_out",
+    layer="gpt_neox.layers.{}",
+    qkv="attention.query_key_value",
+    qkv_grouped=True,
+    o="attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+)
 
 
 @hookimpl
@@ -53,6 +65,8 @@ def engine_models() -> list[Entry]:
         Entry("GPTBigCodeForCausalLM", f"{HERE}:gpt_bigcode", "StarCoder 1 and SantaCoder"),
         Entry("BioGptForCausalLM", f"{HERE}:biogpt", "BioGPT"),
         Entry("XGLMForCausalLM", f"{HERE}:xglm", "XGLM"),
+        Entry("GPTNeoXForCausalLM", f"{HERE}:gpt_neox", "GPT-NeoX and Pythia"),
+        Entry("GPTNeoXJapaneseForCausalLM", f"{HERE}:japanese", "GPT-NeoX by ABEJA"),
     ]
 
 
@@ -132,11 +146,10 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
     width = facts.count("intermediate_size", 4 * hidden)
     activation = facts.activation("activation_function", "gelu_new")
     attention = _attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=attention,
         mlp=MlpSpec(width=width, activation=activation, gated=False, bias=True),
-        attention_in=norm,
-        mlp_in=norm,
     )
     local = replace(layer, attention=replace(attention, window=facts.count("window_size", 256)))
     kinds = [
@@ -209,13 +222,12 @@ def gpt_bigcode(hf_config: object) -> DecoderSpec:
     attention = _attention(facts, "n_embd", "n_head", qkv_bias=True, out_bias=True)
     scale = None if facts.flag("scale_attn_weights", True) else 1.0
     activation = facts.activation("activation_function", "gelu_pytorch_tanh")
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=replace(attention, scale=scale, kv_heads=1 if shared else attention.heads),
         mlp=MlpSpec(
             width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
         ),
-        attention_in=norm,
-        mlp_in=norm,
     )
     names = replace(
         GPT,
@@ -237,13 +249,12 @@ def biogpt(hf_config: object) -> DecoderSpec:
     """Return the facts of a BioGPT config."""
     facts = ModelFacts(hf_config)
     norm = NormSpec("layer", eps=1e-5, bias=True)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=_attention(
             facts, "hidden_size", "num_attention_heads", qkv_bias=True, out_bias=True
         ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
-        attention_in=norm,
-        mlp_in=norm,
     )
     names = replace(FAIRSEQ, head="output_projection", rename=((r"^biogpt\.", "model."),))
     more = {
@@ -266,11 +277,10 @@ def xglm(hf_config: object) -> DecoderSpec:
     facts.refuse("add_cross_attention")
     norm = NormSpec("layer", eps=1e-5, bias=True)
     activation = facts.activation("activation_function", "gelu")
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=_attention(facts, "d_model", "attention_heads", qkv_bias=True, out_bias=True),
         mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=True),
-        attention_in=norm,
-        mlp_in=norm,
     )
     more: dict[str, Any] = {
         "norm": norm,
@@ -282,3 +292,49 @@ def xglm(hf_config: object) -> DecoderSpec:
         facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
     )
     return _decoder(facts, "d_model", "max_position_embeddings", "num_layers", layer, **more)
+
+
+def gpt_neox(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-NeoX config."""
+    facts = ModelFacts(hf_config)
+    norm = NormSpec("layer", eps=facts.number("layer_norm_eps", 1e-5), bias=True)
+    heads = facts.count("num_attention_heads")
+    size = facts.head_size(facts.count("hidden_size"), heads)
+    rope = facts.rope(size, share=0.25, theta_name="rotary_emb_base", share_name="rotary_pct")
+    bias = facts.flag("attention_bias", True)
+    layer = pre_norm_layer(
+        norm,
+        attention=AttentionSpec(
+            heads=heads, kv_heads=heads, head_size=size, rope=rope, qkv_bias=bias, out_bias=bias
+        ),
+        mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
+        parallel=facts.flag("use_parallel_residual", True),
+    )
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=NEOX)
+
+
+def japanese(hf_config: object) -> DecoderSpec:
+    """Return the facts of a GPT-NeoX Japanese config: one bias, after the last attention."""
+    facts = ModelFacts(hf_config)
+    norm = facts.layer_norm()
+    size = facts.heads()["head_size"]
+    rope = facts.rope(size, theta_name="rotary_emb_base", share_name="rotary_pct")
+    width = facts.count("hidden_size") * facts.count("intermediate_multiple_size", 4)
+    activation = facts.activation(default="gelu")
+    last = facts.num_layers() - 1
+    layers = tuple(
+        pre_norm_layer(
+            norm,
+            attention=facts.attention(rope=rope, out_bias=index == last),
+            mlp=MlpSpec(width=width, activation=activation, gated=False),
+        )
+        for index in range(last + 1)
+    )
+    names = replace(
+        NEOX,
+        embed="gpt_neox_japanese.embed_in",
+        final_norm="gpt_neox_japanese.final_layer_norm",
+        layer="gpt_neox_japanese.layers.{}",
+        rename=((r"\.dense_bias$", ".dense.bias"),),
+    )
+    return DecoderSpec(**facts.decoder(tied=True), layers=layers, norm=norm, names=names)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.layer import MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import YarnScaling
 
@@ -45,13 +45,12 @@ def spec(hf_config: object) -> DecoderSpec:
         bias=True,
     )
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(
                 **heads, rope=rope, window=window, sinks=True, qkv_bias=bias, out_bias=bias
             ),
             mlp=experts,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for window in facts.windows(facts.window(128), full_every=2)
     )

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from builtin_plugins.models.state_spaces import layer_kinds, mamba2
+from builtin_plugins.models.hybrids import layer_kinds, mamba2
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.granite"
@@ -91,24 +91,17 @@ def granite_hybrid(hf_config: object) -> DecoderSpec:
 
 
 def _experts(facts: ModelFacts, shared: MlpSpec | None) -> MoeSpec:
-    return MoeSpec(
-        experts=facts.count("num_local_experts", 8),
-        top_k=facts.count("num_experts_per_tok", 2),
-        width=facts.count("intermediate_size"),
-        activation=facts.activation(),
-        shared=shared,
-    )
+    return facts.moe("intermediate_size", defaults=(8, 2), shared=shared)
 
 
 def _alike(facts: ModelFacts, mlp: MlpSpec | MoeSpec, names: WeightNames) -> DecoderSpec:
     norm = facts.norm()
     bias = facts.flag("attention_bias")
     scale = facts.number("attention_multiplier", 1.0)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(scale=scale, qkv_bias=bias, out_bias=bias),
         mlp=mlp,
-        attention_in=norm,
-        mlp_in=norm,
         residual_scale=facts.number("residual_multiplier", 1.0),
     )
     return _decoder(facts, (layer,) * facts.num_layers(), names)
@@ -134,18 +127,16 @@ def hyperclovax(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias")
     after = norm if facts.flag("use_post_norm", True) else None
     scale = facts.number("attention_multiplier", facts.heads()["head_size"] ** -0.5)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(scale=scale, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),
-        attention_in=norm,
         attention_out=after,
-        mlp_in=norm,
         mlp_out=after,
         residual_scale=facts.number("residual_multiplier", 1.0),
     )
     return DecoderSpec(
-        **facts.decoder(),
-        layers=(layer,) * facts.num_layers(),
+        **facts.decoder(layer),
         norm=norm,
         embed_scale=facts.number("embedding_multiplier", 1.0),
         logit_scale=facts.number("logits_scaling", 1.0),

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from builtin_plugins.models.mixtral import EXPERTS_IN_MEMORY
+from builtin_plugins.models.mistral import EXPERTS_IN_MEMORY
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, with_fields
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedConvSpec
 
@@ -109,12 +109,11 @@ def _decoder(facts: ModelFacts, mlps: list[MlpSpec] | list[MlpSpec | MoeSpec]) -
         )
         kinds = ["full_attention" if i in full else "conv" for i in range(len(mlps))]
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=attention if kind == "full_attention" else None,
             recurrent=conv if kind == "conv" else None,
             mlp=mlp,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for kind, mlp in zip(kinds, mlps, strict=True)
     )

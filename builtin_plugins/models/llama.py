@@ -7,7 +7,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.llama"
@@ -49,11 +49,10 @@ def equal_layers(
     **attention: Any,
 ) -> DecoderSpec:
     """Return a model of equal Llama layers; `mlp` and `attention` change what the config says."""
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(**attention),
         mlp=facts.mlp(**{"bias": mlp_bias, **(mlp or {})}),
-        attention_in=norm,
-        mlp_in=norm,
     )
     layers = (layer,) * facts.num_layers()
     return DecoderSpec(
@@ -103,13 +102,12 @@ def smollm3(hf_config: object) -> DecoderSpec:
     if facts.get("layer_types") is not None:
         windows = facts.windows(size)
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(
                 rope=rope if has_rope else None, window=window, qkv_bias=bias, out_bias=bias
             ),
             mlp=mlp,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for has_rope, window in zip(uses_rope, windows, strict=True)
     )
@@ -165,10 +163,9 @@ def bitnet(hf_config: object) -> DecoderSpec:
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     rope = facts.rope(facts.heads()["head_size"], theta=5e5)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(rope=rope, inner_norm=norm, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(activation=facts.activation(default="relu2"), inner_norm=norm),
-        attention_in=norm,
-        mlp_in=norm,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
+    return DecoderSpec(**facts.decoder(layer), norm=norm)

@@ -8,7 +8,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import NormSpec, Temperature
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 NAMES = WeightNames(
@@ -66,11 +66,10 @@ def spec(hf_config: object) -> DecoderSpec:
     step = facts.count("interleave_moe_layer_step", 1)
     chosen = facts.indices("moe_layers") or range(step - 1, facts.num_layers(), step)
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(**common, **(with_rope if uses_rope else without_rope)),
             mlp=experts if i in chosen else dense,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for i, uses_rope in enumerate(
             facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))

@@ -1,21 +1,22 @@
-"""Llama under other names: of architectures, config fields and tensors; some fused, some scaled."""
+"""Llama under other names: of architectures, config fields and tensors; some fused or scaled."""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 from builtin_plugins.models.llama import equal_layers
-from core.api import Entry, hookimpl
+from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, renamed
-from core.model_spec.layer import MoeSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec, PoolingSpec
 from core.model_spec.rope import RopeSpec
 
-LLAMA = "builtin_plugins.models.llama:spec"
 HERE = "builtin_plugins.models.llama_names"
+LLAMA = "builtin_plugins.models.llama:spec"
 FAIRSEQ2 = WeightNames(
     embed="decoder_frontend.embed",
     final_norm="decoder.layer_norm",
@@ -86,6 +87,8 @@ ROTARY_HIDDEN_SIZE: Final = 4096
 """Hidden size of Baichuan's models with RoPE; their config says it in no other way."""
 NORMALIZED_VOCAB_SIZE: Final = 125_696
 """Vocabulary of Baichuan 2, which normalises the head's rows."""
+MULTIPLE = 256
+"""Widths derived from `ffn_mult` are rounded up to a multiple of it."""
 
 
 @hookimpl
@@ -114,6 +117,7 @@ def engine_models() -> list[Entry]:
         Entry("TeleChat2ForCausalLM", f"{HERE}:telechat", "TeleChat 2"),
         Entry("ChatGLMModel", f"{HERE}:chatglm", "ChatGLM 2 and 3, GLM 4 9B"),
         Entry("ChatGLMForConditionalGeneration", f"{HERE}:chatglm", "ChatGLM, as later named"),
+        Entry("DeciLMForCausalLM", f"{HERE}:deci", "DeciLM and Llama Nemotron (NAS)"),
     ]
 
 
@@ -286,3 +290,50 @@ def teleflm(hf_config: object) -> DecoderSpec:
         return spec
     scale = facts.number("output_mult", 1.0) / facts.number("mup_scale_factor", 1.0)
     return replace(spec, embed_scale=facts.number("input_mult", 1.0), logit_scale=scale)
+
+
+def deci(hf_config: object) -> DecoderSpec:
+    """Return the facts of a DeciLM config: `block_configs`, or key-value heads per layer."""
+    facts = ModelFacts(hf_config)
+    blocks = facts.get("block_configs")
+    if blocks is None:
+        heads = facts.count("num_attention_heads")
+        ffn = {"intermediate_size": facts.count("intermediate_size")}
+        blocks = [
+            {"attention": {"n_heads_in_group": heads // count}, "ffn": ffn}
+            for count in facts.per_layer("num_key_value_heads_per_layer")
+        ]
+    if len(blocks) != facts.num_layers():
+        raise ModelError(
+            f"block_configs: got {len(blocks)} blocks in config.json; expected num_hidden_layers "
+            f"{facts.num_layers()}. Restore the model's own config.json."
+        )
+    parts = [_parts(facts, ModelFacts(SimpleNamespace(**block))) for block in blocks]
+    stored = tuple(index for index, part in enumerate(parts) if part)
+    layers = tuple(LayerSpec(**part) for part in parts if part)
+    more: dict[str, Any] = {"stored_layers": stored} if len(stored) < len(parts) else {}
+    return DecoderSpec(**facts.decoder(), **more, layers=layers, norm=facts.norm())
+
+
+def _parts(facts: ModelFacts, block: ModelFacts) -> dict[str, Any]:
+    """Return the parts of the layer that one of `block_configs` describes."""
+    found: dict[str, Any] = {}
+    attention = block.part("attention")
+    ffn = block.part("ffn")
+    for part in (attention, ffn):
+        part.refuse("replace_with_linear")
+    if not attention.flag("no_op"):
+        bias = facts.flag("attention_bias")
+        count = facts.count("num_attention_heads") // attention.count("n_heads_in_group")
+        found["attention"] = facts.attention(kv_heads=count, qkv_bias=bias, out_bias=bias)
+        found["attention_in"] = facts.norm()
+    if not ffn.flag("no_op"):
+        width = ffn.count("intermediate_size", 0, least=0)
+        if not width:
+            width = int(2 * ffn.number("ffn_mult") * facts.count("hidden_size") / 3)
+            width = -(-width // MULTIPLE) * MULTIPLE
+        activation = ffn.activation(default=str(facts.get("hidden_act", "silu")))
+        bias = facts.flag("mlp_bias")
+        found["mlp"] = MlpSpec(width=width, activation=activation, bias=bias)
+        found["mlp_in"] = facts.norm()
+    return found

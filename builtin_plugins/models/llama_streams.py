@@ -7,7 +7,6 @@ from builtin_plugins.models.llama import equal_layers
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import MoeSpec
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.llama_streams"
@@ -60,13 +59,8 @@ def arctic(hf_config: object) -> DecoderSpec:
     spec = equal_layers(
         facts, facts.norm(eps=1e-5), names=ARCTIC, mlp={"width": facts.count("hidden_size")}
     )
-    experts = MoeSpec(
-        experts=facts.count("num_local_experts"),
-        top_k=facts.count("num_experts_per_tok", 1),
-        width=facts.count("intermediate_size"),
-        activation=facts.activation(),
-        renormalize=facts.count("num_experts_per_tok", 1) > 1,
-    )
+    several = facts.count("num_experts_per_tok", 1) > 1
+    experts = facts.moe("intermediate_size", defaults=(None, 1), renormalize=several)
     layers = tuple(replace(layer, early_moe=experts) for layer in spec.layers)
     return replace(spec, layers=layers)
 

@@ -3,7 +3,7 @@
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
 from core.model_spec.facts import ModelFacts, latent_attention
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 MTP_NAMES = WeightNames(
@@ -47,13 +47,13 @@ def spec(hf_config: object) -> DecoderSpec:
     )
     mlp = MlpSpec(width=facts.count("ffn_hidden_size"), activation=facts.activation())
     pair = tuple(
-        LayerSpec(attention=attention, mlp=mlp, delayed_moe=late, attention_in=norm, mlp_in=norm)
+        pre_norm_layer(norm, attention=attention, mlp=mlp, delayed_moe=late)
         for late in (experts, None)
     )
     layers = pair * facts.num_layers("num_layers")
     stored = "model.mtp.layers.0"
     mtp = MtpLayerSpec(
-        layer=LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm),
+        layer=pre_norm_layer(norm, attention=attention, mlp=mlp),
         norm=norm,
         stored=stored,
         tensors=("model.mtp.*",),

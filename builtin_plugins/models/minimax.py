@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from builtin_plugins.models.mixtral import MIXTRAL_NAMES
+from builtin_plugins.models.mistral import MIXTRAL_NAMES
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, with_fields
-from core.model_spec.layer import LayerSpec, MoeSpec
+from core.model_spec.layer import pre_norm_layer
 from core.model_spec.recurrent import LightningSpec
 
 HERE = "builtin_plugins.models.minimax"
@@ -38,12 +38,7 @@ def spec(hf_config: object) -> DecoderSpec:
     rope = facts.rope(heads["head_size"], theta=1e6)
     window = facts.window()
     attention = facts.attention(**heads, rope=rope, window=window)
-    experts = MoeSpec(
-        experts=facts.count("num_local_experts", facts.get("num_experts")),
-        top_k=facts.count("num_experts_per_tok", 2),
-        width=facts.count("intermediate_size"),
-        activation=facts.activation(),
-    )
+    experts = facts.moe("intermediate_size", defaults=(None, 2))
 
     def lightning(index: int) -> LightningSpec:
         slow = 1 - index / (num_layers - 1 + 1e-5) + 1e-5
@@ -64,12 +59,11 @@ def spec(hf_config: object) -> DecoderSpec:
     if kinds is None:
         kinds = ["linear_attention" if i % 2 else "full_attention" for i in range(num_layers)]
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=attention if kind == "full_attention" else None,
             recurrent=lightning(i) if kind == "linear_attention" else None,
             mlp=experts,
-            attention_in=norm,
-            mlp_in=norm,
             normed_residual=(
                 factors("full_attn" if kind == "full_attention" else "linear_attn"),
                 factors("mlp"),

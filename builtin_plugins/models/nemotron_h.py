@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from builtin_plugins.models.state_spaces import layer_kinds
+from builtin_plugins.models.hybrids import layer_kinds
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts

@@ -5,7 +5,7 @@ layer.
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import LayerSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedDeltaSpec
 
@@ -69,6 +69,6 @@ def spec(hf_config: object) -> DecoderSpec:
         kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(num_layers)]
         kinds[-1] = kinds[-1] if "full_attention" in kinds else "full_attention"
     attends = LayerSpec(attention=attention, mlp=facts.mlp(), attention_out=norm, mlp_out=norm)
-    recurs = LayerSpec(recurrent=delta, mlp=facts.mlp(), attention_in=norm, mlp_in=norm)
+    recurs = pre_norm_layer(norm, recurrent=delta, mlp=facts.mlp())
     layers = tuple(attends if kind == "full_attention" else recurs for kind in kinds)
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedDeltaSpec
 
@@ -98,17 +98,16 @@ def _decoder(
         else [k[0] == "f" for k in kinds]
     )
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=attention if attend else None,
             recurrent=None if attend else delta,
             mlp=mlp,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for attend, mlp in zip(attends, mlps, strict=True)
     )
     mtp = MtpLayerSpec(
-        layer=LayerSpec(attention=attention, mlp=mlps[-1], attention_in=norm, mlp_in=norm),
+        layer=pre_norm_layer(norm, attention=attention, mlp=mlps[-1]),
         norm=norm,
         stored="mtp.layers.0",
         tensors=("mtp.*",),

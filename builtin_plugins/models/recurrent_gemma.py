@@ -5,7 +5,7 @@ import math
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import RgLruSpec
 
@@ -60,8 +60,8 @@ def spec(hf_config: object) -> DecoderSpec:
         activation=activation,
         kernel=facts.count("conv1d_width", 4),
     )
-    attends = LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm)
-    recurs = LayerSpec(recurrent=lru, mlp=mlp, attention_in=norm, mlp_in=norm)
+    attends = pre_norm_layer(norm, attention=attention, mlp=mlp)
+    recurs = pre_norm_layer(norm, recurrent=lru, mlp=mlp)
     kinds = facts.get("block_types", ("recurrent", "recurrent", "attention"))
     if not kinds or not set(kinds) <= {"recurrent", "attention"}:
         raise ModelError(

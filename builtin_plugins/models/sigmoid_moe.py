@@ -2,11 +2,11 @@
 AFM.
 """
 
-from builtin_plugins.models.mixtral import MIXTRAL_NAMES
+from builtin_plugins.models.mistral import MIXTRAL_NAMES
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec, mtp_layer
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.sigmoid_moe"
@@ -57,16 +57,11 @@ def glm4_moe(hf_config: object) -> DecoderSpec:
     )
     dense = facts.count("first_k_dense_replace", 1, least=0)
     layers = tuple(
-        LayerSpec(
-            attention=attention,
-            mlp=facts.mlp() if i < dense else experts,
-            attention_in=norm,
-            mlp_in=norm,
-        )
+        pre_norm_layer(norm, attention=attention, mlp=facts.mlp() if i < dense else experts)
         for i in range(num_layers)
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
-    further = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
+    further = pre_norm_layer(norm, attention=attention, mlp=experts)
     mtp = (
         mtp_layer(further, norm, num_layers)
         if facts.count("num_nextn_predict_layers", 0, least=0)
@@ -86,11 +81,10 @@ def dots1(hf_config: object) -> DecoderSpec:
         facts.window(4096), full_below=facts.count("max_window_layers", 62, least=0)
     )
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(qk_norm=norm, window=window, qkv_bias=bias, out_bias=bias),
             mlp=facts.mlp() if i < dense else experts,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for i, window in enumerate(windows)
     )
@@ -104,8 +98,8 @@ def solar_open(hf_config: object) -> DecoderSpec:
     heads = facts.heads(128)
     rope = facts.rope(heads["head_size"], theta=1e6)
     attention = facts.attention(**heads, rope=rope, qkv_bias=facts.flag("attention_bias"))
-    layer = LayerSpec(attention=attention, mlp=_experts(facts), attention_in=norm, mlp_in=norm)
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
+    layer = pre_norm_layer(norm, attention=attention, mlp=_experts(facts))
+    return DecoderSpec(**facts.decoder(layer), norm=norm)
 
 
 def minimax_m2(hf_config: object) -> DecoderSpec:
@@ -117,19 +111,10 @@ def minimax_m2(hf_config: object) -> DecoderSpec:
     heads = facts.heads(128)
     size = heads["head_size"]
     rope = facts.rope(size, theta=5e6, share=facts.count("rotary_dim", size) / size)
-    experts = MoeSpec(
-        experts=facts.count("num_local_experts"),
-        top_k=facts.count("num_experts_per_tok"),
-        width=facts.count("intermediate_size"),
-        activation=facts.activation(),
-        score="sigmoid",
-        correction_bias=True,
-    )
+    experts = facts.moe("intermediate_size", score="sigmoid", correction_bias=True)
     attention = facts.attention(**heads, rope=rope, qk_norm=norm, qk_norm_over="all")
-    layer = LayerSpec(attention=attention, mlp=experts, attention_in=norm, mlp_in=norm)
-    return DecoderSpec(
-        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=MIXTRAL_NAMES
-    )
+    layer = pre_norm_layer(norm, attention=attention, mlp=experts)
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=MIXTRAL_NAMES)
 
 
 def afmoe(hf_config: object) -> DecoderSpec:
@@ -142,11 +127,7 @@ def afmoe(hf_config: object) -> DecoderSpec:
     bias = facts.flag("attention_bias")
     rope = facts.rope(heads["head_size"])
     width = facts.count("moe_intermediate_size")
-    experts = MoeSpec(
-        experts=facts.count("num_experts", facts.get("num_local_experts")),
-        top_k=facts.count("num_experts_per_tok"),
-        width=width,
-        activation=facts.activation(),
+    experts = facts.moe(
         score="sigmoid",
         scale=facts.number("route_scale", 1.0),
         correction_bias=True,
@@ -158,14 +139,13 @@ def afmoe(hf_config: object) -> DecoderSpec:
     dense = facts.count("num_dense_layers", 1, least=0)
     every = facts.count("global_attn_every_n_layers", 4)
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             attention=facts.attention(
                 **common, rope=None if window is None else rope, window=window
             ),
             mlp=facts.mlp() if i < dense else experts,
-            attention_in=norm,
             attention_out=norm,
-            mlp_in=norm,
             mlp_out=norm,
         )
         for i, window in enumerate(facts.windows(facts.window(1024), full_every=every))

@@ -40,9 +40,7 @@ def spec(hf_config: object) -> DecoderSpec:
         mlp_in=None if parallel else norm,
         parallel=parallel,
     )
-    return DecoderSpec(
-        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=NAMES
-    )
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=NAMES)
 
 
 def epoch(hf_config: object) -> DecoderSpec:

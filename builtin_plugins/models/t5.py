@@ -7,7 +7,7 @@ from core.model_spec.attention import AttentionSpec, RelativeBiasSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import CrossAttentionSpec, LayerSpec, MlpSpec
+from core.model_spec.layer import CrossAttentionSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.t5"
@@ -98,7 +98,7 @@ def _t5(
         relative=RelativeBiasSpec(num_buckets, max_distance, bidirectional=True),
         causal=False,
     )
-    layer = LayerSpec(attention=bidirectional, attention_in=norm, mlp=mlp, mlp_in=norm)
+    layer = pre_norm_layer(norm, attention=bidirectional, mlp=mlp)
     cross = replace(
         layer, attention=causal, cross=CrossAttentionSpec(attention=plain, norm_in=norm)
     )

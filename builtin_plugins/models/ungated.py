@@ -4,7 +4,7 @@ from core.api import Entry, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import LayerSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import Llama3Scaling, RopeSpec
 
@@ -29,13 +29,12 @@ def _alike(
     facts: ModelFacts, norm: NormSpec, *, bias: bool, mlp_bias: bool, **attention: object
 ) -> DecoderSpec:
     """Return a model of equal layers with squared ReLU."""
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(qkv_bias=bias, out_bias=bias, **attention),
         mlp=facts.mlp(activation=facts.activation(default="relu2"), gated=False, bias=mlp_bias),
-        attention_in=norm,
-        mlp_in=norm,
     )
-    return DecoderSpec(**facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm)
+    return DecoderSpec(**facts.decoder(layer), norm=norm)
 
 
 def arcee(hf_config: object) -> DecoderSpec:
@@ -78,16 +77,13 @@ def apertus(hf_config: object) -> DecoderSpec:
     rope = facts.rope(size, theta=12e6)
     if facts.get("rope_parameters") is None and facts.get("rope_scaling") is None:
         rope = RopeSpec(size=size, theta=12e6, scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(rope=rope, qk_norm=norm, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(activation=facts.activation(default="xielu"), gated=False),
-        attention_in=norm,
-        mlp_in=norm,
     )
     names = WeightNames(attention_in="attention_layernorm", mlp_in="feedforward_layernorm")
-    return DecoderSpec(
-        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
-    )
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=names)
 
 
 def starcoder2(hf_config: object) -> DecoderSpec:
@@ -95,18 +91,15 @@ def starcoder2(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("norm_epsilon")
     bias = facts.flag("use_bias", True)
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(window=facts.window(), qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(
             activation=facts.activation(default="gelu_pytorch_tanh"), gated=False, bias=bias
         ),
-        attention_in=norm,
-        mlp_in=norm,
     )
     names = WeightNames(up="mlp.c_fc", down="mlp.c_proj")
-    return DecoderSpec(
-        **facts.decoder(tied=True), layers=(layer,) * facts.num_layers(), norm=norm, names=names
-    )
+    return DecoderSpec(**facts.decoder(layer, tied=True), norm=norm, names=names)
 
 
 def phi(hf_config: object) -> DecoderSpec:
@@ -129,8 +122,7 @@ def phi(hf_config: object) -> DecoderSpec:
         up="mlp.fc1",
         down="mlp.fc2",
     )
-    layers = (layer,) * facts.num_layers()
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, head_bias=True, names=names)
+    return DecoderSpec(**facts.decoder(layer), norm=norm, head_bias=True, names=names)
 
 
 def persimmon(hf_config: object) -> DecoderSpec:
@@ -141,11 +133,10 @@ def persimmon(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm()
     rope = facts.rope(facts.heads()["head_size"], share=0.5)
     qk_norm = norm if facts.flag("qk_layernorm", True) else None
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(rope=rope, qk_norm=qk_norm, qkv_bias=True, out_bias=True),
         mlp=facts.mlp(activation=facts.activation(default="relu2"), gated=False, bias=True),
-        attention_in=norm,
-        mlp_in=norm,
     )
     names = WeightNames(
         final_norm="model.final_layernorm",
@@ -157,6 +148,4 @@ def persimmon(hf_config: object) -> DecoderSpec:
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
     )
-    return DecoderSpec(
-        **facts.decoder(), layers=(layer,) * facts.num_layers(), norm=norm, names=names
-    )
+    return DecoderSpec(**facts.decoder(layer), norm=norm, names=names)

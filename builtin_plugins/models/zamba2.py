@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import ceil
 
-from builtin_plugins.models.state_spaces import layer_kinds, mamba2
+from builtin_plugins.models.hybrids import layer_kinds, mamba2
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import torch
+
+DRAWN_BUFFERS: Final = (
+    "e_score_correction_bias",
+    "balancing_biases",
+    "layer_scalar",
+    "final_logits_bias",
+)
 
 
 def draw_weights(model: torch.nn.Module, seed: int) -> None:
@@ -22,12 +31,18 @@ def draw_weights(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith("fgate_preact.bias"):  # its sigmoid is the decay
                 parameter.copy_(noise * 0.5 + 4.0)
             elif parameter.ndim == 1 or "norm" in name:
-                parameter.copy_(noise * 0.2 + (1.0 if name.endswith("weight") else 0.0))
+                near_one = name.endswith(("weight", "states_scale", "residual_scale", "norm.temp"))
+                parameter.copy_(noise * 0.2 + float(near_one))
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
         for name, buffer in model.named_buffers():
+            if name.endswith("tid2eid"):  # the experts of each token id
+                config: Any = model.config
+                count = int(config.n_routed_experts)
+                order = torch.rand(len(buffer), count, generator=generator).argsort(1)
+                buffer.copy_(order[:, : buffer.shape[1]])
             # Stored, and read like parameters.
-            if name.endswith(("e_score_correction_bias", "layer_scalar", "final_logits_bias")):
+            if name.endswith(DRAWN_BUFFERS):
                 buffer.copy_(
                     torch.randn(buffer.shape, generator=generator) * 0.2
                     + name.endswith("layer_scalar")

@@ -423,4 +423,27 @@ _GEMMA4: Final = {
     "final_logit_softcapping": 8.0,
 }
 
-UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {"Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4)}
+_ZAYA: Final = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+    "sliding_window": WINDOW,
+    "moe_intermediate_size": 32,
+    "num_experts": 6,
+    "router_hidden_size": 24,
+    "cca_time0": 3,
+    "cca_time1": 2,
+}
+
+UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {
+    "Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4),
+    "ZayaForCausalLM": ("ZayaConfig", _ZAYA),
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from core.testing.tiny_configs import ROUTED, SHAPE, Tiny
+from core.testing.tiny_configs import ROUTED, SHAPE, VOCAB, Tiny
 
 _YARN: Final = {
     "rope_type": "yarn",
@@ -64,6 +64,53 @@ LATENT: Final[Mapping[str, Tiny]] = {
     "GlmMoeDsaForCausalLM": (
         "GlmMoeDsaConfig",
         {**_INDEXED, "indexer_types": ["full", "shared", "full"]},
+    ),
+    "DeepseekV4ForCausalLM": (
+        "DeepseekV4Config",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "head_dim": 32,
+            "max_position_embeddings": 512,
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+            "layer_types": [
+                "sliding_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+                "compressed_sparse_attention",
+            ],
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 16,
+            },
+            "sliding_window": 12,
+            "o_groups": 2,
+            "o_lora_rank": 24,
+            "index_n_heads": 11,
+            "index_head_dim": 16,
+            "index_topk": 5,
+            "qk_rope_head_dim": 8,
+            "hc_mult": 3,
+            "swiglu_limit": 0.7,
+            "rope_parameters": {key: _YARN[key] for key in _YARN if "mscale" not in key},
+        },
+    ),
+    "HYV4ForCausalLM": (
+        "HYV4Config",
+        {
+            **{key: value for key, value in _INDEXED.items() if key != "first_k_dense_replace"},
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "full", "shared"],
+            "hc_mult": 3,
+            "hc_magnitude": 1.5,
+            "swiglu_limit": 0.7,
+        },
     ),
     "Mistral4ForCausalLM": (
         "Mistral4Config",

@@ -17,7 +17,7 @@ from core.api import ModelError
 from core.model_spec.attention import AttentionSpec, NormSpec, RelativeBiasSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec
 
@@ -265,7 +265,7 @@ def t5(hf_config: object) -> DecoderSpec:
         vocab_size=facts.count("vocab_size"),
         hidden_size=facts.count("d_model"),
         max_positions=facts.num_positions("n_positions", 512),
-        layers=(LayerSpec(attention=attention, mlp=mlp, attention_in=norm, mlp_in=norm),)
+        layers=(pre_norm_layer(norm, attention=attention, mlp=mlp),)
         * facts.num_layers("num_layers"),
         norm=norm,
         pooling=replace(pooling(facts, ()), pooler="mean"),

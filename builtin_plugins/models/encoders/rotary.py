@@ -10,7 +10,7 @@ from core.api import ModelError
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec
+from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec
 from core.model_spec.rope import LinearScaling, RopeSpec
@@ -108,11 +108,10 @@ def eurobert(hf_config: object) -> DecoderSpec:
     spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=pooler)
     if spec.task == "classify" and not spec.per_token:
         spec = replace(spec, head_before_pooling=where == "late")
-    layer = LayerSpec(
+    layer = pre_norm_layer(
+        norm,
         attention=facts.attention(causal=False, qkv_bias=bias, out_bias=bias),
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),
-        attention_in=norm,
-        mlp_in=norm,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),

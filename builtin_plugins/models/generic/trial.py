@@ -221,10 +221,7 @@ def mask_limits(marker: Marker) -> tuple[int | None, int | None]:
     rows = [_visible_keys(marker, position, keys) for position in (FAR, FAR + 1)]
     first = [int(row.int().argmax()) for row in rows]
     for position, row, start in zip((FAR, FAR + 1), rows, first, strict=True):
-        if not torch.equal(row, (keys >= start) & (keys <= position)):
-            raise ModelError(
-                "its attention mask is neither causal nor a sliding window nor chunks."
-            )
+        _expect(row, (keys >= start) & (keys <= position))
     if first == [0, 0]:
         return None, None
     if first[1] == first[0] + 1:
@@ -238,11 +235,13 @@ def _chunk(marker: Marker, start: int, keys: torch.Tensor) -> int:
     size = start - int(last_chunk.int().argmax())
     for position in (start, start + size - 1, start + size):
         expected = (keys >= position // size * size) & (keys <= position)
-        if not torch.equal(_visible_keys(marker, position, keys), expected):
-            raise ModelError(
-                "its attention mask is neither causal nor a sliding window nor chunks."
-            )
+        _expect(_visible_keys(marker, position, keys), expected)
     return size
+
+
+def _expect(row: torch.Tensor, expected: torch.Tensor) -> None:
+    if not torch.equal(row, expected):
+        raise ModelError("its attention mask is neither causal nor a sliding window nor chunks.")
 
 
 def _visible_keys(marker: Marker, position: int, keys: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builtin_plugins.models import qwen3_moe
+from builtin_plugins.models import qwen_moe
 from core.model_spec.decoder import DecoderSpec
 
 
 def spec(text_config: Any) -> DecoderSpec:
     """Return Qwen3-MoE with stacked experts as [in, out] or, saved by transformers, [out, in]."""
-    found = qwen3_moe.spec(text_config)
+    found = qwen_moe.qwen3_moe(text_config)
     return replace(found, names=replace(found.names, experts_layout="either"))

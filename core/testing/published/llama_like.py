@@ -82,6 +82,23 @@ def _as_plamo3(tensors: Tensors) -> None:
             tensors[match[0]] = weight + 1 - offset
 
 
+def _as_plamo2(tensors: Tensors) -> None:
+    """Name the norms of B, C and dt, too."""
+    _as_plamo3(tensors)
+    for match, weight in take(tensors, r"(.*\.mixer\.(?:B|C|dt)_norm)\.weight"):
+        tensors[f"{match[1]}_weight"] = weight
+
+
+_PLAMO: Final = (
+    (r"^model\.layers", "model.layers.layers"),
+    (r"input_layernorm", "pre_mixer_norm"),
+    (r"post_attention_layernorm", "post_mixer_norm"),
+    (r"pre_feedforward_layernorm", "pre_mlp_norm"),
+    (r"post_feedforward_layernorm", "post_mlp_norm"),
+    (r"self_attn", "mixer"),
+)
+
+
 def _interleave(tensors: Tensors) -> None:
     """Order the rows of queries and keys as interleaved RoPE pairs them."""
     for match, weight in take(tensors, r".*\.(q_proj|k_proj)\.weight"):
@@ -357,6 +374,25 @@ LLAMA_LIKE: Final[Mapping[str, Published]] = {
             "attention_bias": False,
         },
     ),
+    "Plamo2ForCausalLM": Published(
+        "pfnet/plamo-2-1b",
+        references.gemma3_as_plamo2,
+        {
+            **_PLAIN,
+            "model_type": "plamo2",
+            "hidden_size_per_head": 16,
+            "attention_window_size": 2048,
+            "full_attention_idx": None,
+            "mamba_d_state": 8,
+            "mamba_d_conv": 4,
+            "mamba_num_heads": 4,
+            "mamba_step": 2,
+            "mamba_chunk_size": 16,
+            "mamba_enabled": True,
+        },
+        (*_PLAMO, (r"mixer\.([qk])_norm\.weight", r"mixer.\1_weight")),
+        _as_plamo2,
+    ),
     "Plamo3ForCausalLM": Published(
         "pfnet/plamo-3-nict-2b-base",
         references.gemma3_as_plamo3,
@@ -369,14 +405,7 @@ LLAMA_LIKE: Final[Mapping[str, Published]] = {
             "rope_theta": 50_000,
             "rope_local_theta": 500,
         },
-        (
-            (r"^model\.layers", "model.layers.layers"),
-            (r"input_layernorm", "pre_mixer_norm"),
-            (r"post_attention_layernorm", "post_mixer_norm"),
-            (r"pre_feedforward_layernorm", "pre_mlp_norm"),
-            (r"post_feedforward_layernorm", "post_mlp_norm"),
-            (r"self_attn", "mixer"),
-        ),
+        _PLAMO,
         _as_plamo3,
     ),
     "Fairseq2LlamaForCausalLM": Published(

@@ -15,6 +15,7 @@ from core.testing.published.layout import (
     Published,
     Tensors,
     fuse,
+    take,
     unstack_experts,
 )
 from core.testing.published.references import EXPERTS, of_class
@@ -76,6 +77,23 @@ def _with_normalized_head() -> Any:
         lambda head, given: (given[0] / head.weight.norm(dim=0),)
     )
     return model
+
+
+def _as_grok(tensors: Tensors) -> None:
+    """Change the offset of Gemma's norms, and name the experts one by one."""
+    unstack_experts(tensors, ("linear", "linear_v", "linear_1"))
+    for match, weight in take(tensors, r"(.*norm)\.weight"):
+        tensors[f"{match[1]}.scale"] = weight + 1
+
+
+def _as_step3(tensors: Tensors) -> None:
+    """Stack gate, up and down apart."""
+    for match, stacked in take(tensors, r"(.*\.moe)\.experts\.gate_up_proj"):
+        gate, up = stacked.chunk(2, 1)
+        tensors[f"{match[1]}.gate_proj.weight"] = gate
+        tensors[f"{match[1]}.up_proj.weight"] = up
+    for match, stacked in take(tensors, r"(.*\.moe)\.experts\.down_proj"):
+        tensors[f"{match[1]}.down_proj.weight"] = stacked
 
 
 MIXTURES: Final[Mapping[str, Published]] = {
@@ -143,6 +161,90 @@ MIXTURES: Final[Mapping[str, Published]] = {
         },
         _BAILING,
         _as_bailing,
+    ),
+    "Grok1ModelForCausalLM": Published(
+        "hpcaitech/grok-1",
+        references.gemma2_as_grok,
+        {
+            **_SHAPE,
+            "model_type": "grok-1",
+            "intermediate_size": EXPERTS["moe_intermediate_size"],
+            "num_experts": EXPERTS["num_experts"],
+            "num_experts_per_tok": EXPERTS["num_experts_per_tok"],
+            "rms_norm_eps": 1e-5,
+            "attn_output_multiplier": 0.25,
+            "max_attn_value": 3.0,
+            "embedding_multiplier_scale": 8.0,
+            "output_multiplier_scale": 0.6,
+            "tie_word_embeddings": True,
+        },
+        (
+            (r"self_attn", "attn"),
+            (r"input_layernorm", "pre_attn_norm"),
+            (r"post_attention_layernorm", "post_attn_norm"),
+            (r"pre_feedforward_layernorm", "pre_moe_norm"),
+            (r"post_feedforward_layernorm", "post_moe_norm"),
+            (r"\.mlp\.", ".moe_block."),
+        ),
+        _as_grok,
+    ),
+    "Step3TextForCausalLM": Published(
+        "stepfun-ai/step3",
+        partial(references.llama_as_step3, 40),
+        {
+            **{name: value for name, value in _SHAPE.items() if "num_key" not in name},
+            "model_type": "step3_text",
+            "head_dim": 16,
+            "share_q_dim": 40,
+            "max_position_embeddings": None,
+            "max_position_embedding": 512,
+            "moe_layers_enum": "1,2",
+            "moe_num_experts": EXPERTS["num_experts"],
+            "moe_top_k": EXPERTS["num_experts_per_tok"],
+            "moe_intermediate_size": EXPERTS["moe_intermediate_size"],
+            "share_expert_dim": 2 * EXPERTS["moe_intermediate_size"],
+            "norm_expert_weight": True,
+            "rms_norm_eps": 1e-5,
+        },
+        (
+            (r"q_proj\.0\.", "q_proj."),
+            (r"q_proj\.1\.", "inter_norm."),
+            (r"q_proj\.2\.", "wq."),
+            (r"mlp\.shared_experts\.", "share_expert."),
+            (r"mlp\.(gate\.|experts)", r"moe.\1"),
+        ),
+        _as_step3,
+    ),
+    "PanguUltraMoEForCausalLM": Published(
+        "FreedomIntelligence/openPangu-Ultra-MoE-718B",
+        references.deepseek_as_pangu,
+        {
+            **_SHAPE,
+            "model_type": "pangu_ultra_moe",
+            "num_key_value_heads": 4,
+            "attention_kv_lora_dim": 24,
+            "attention_q_lora_dim": 40,
+            "attention_qk_dim": 16,
+            "attention_qk_rope_dim": 8,
+            "attention_v_dim": 20,
+            "num_routed_experts": 8,
+            "num_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "num_mtp_layers": 0,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rms_norm_eps": 1e-5,
+            "sandwich_norm": True,
+        },
+        (
+            (r"post_attention_layernorm", "pre_mlp_layernorm"),
+            (r"self_attn\.norm\.", "post_attention_layernorm."),
+            (r"mlp\.norm\.", "post_mlp_layernorm."),
+            (r"\.inner\.", "."),
+        ),
+        _unstack,
     ),
     "JAISLMHeadModel": Published(
         "inceptionai/jais-13b",

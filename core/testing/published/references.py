@@ -73,6 +73,164 @@ class _Absent(nn.Module):
         return torch.zeros_like(hidden_states)
 
 
+def llama_as_step3(latent: int) -> Any:
+    """Return Llama with one key-value head, queries from a normalised latent, and experts."""
+    model = llama_with_experts(
+        dense_layers=1, renormalize=True, num_key_value_heads=1, rms_norm_eps=1e-5
+    )
+    for layer in model.model.layers:
+        whole = layer.self_attn.q_proj
+        layer.self_attn.q_proj = nn.Sequential(
+            nn.Linear(whole.in_features, latent, bias=False),
+            llama.LlamaRMSNorm(latent, 1e-5),
+            nn.Linear(latent, whole.out_features, bias=False),
+        )
+    return model
+
+
+def gemma2_as_grok() -> Any:
+    """Return Gemma 2 with experts, not normalised expert weights, and a factor on logits."""
+    fields = {**SHAPE, "tie_word_embeddings": True, "pad_token_id": 0}
+    config = transformers.Gemma2Config(
+        **fields,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=None,
+        layer_types=["full_attention"] * 3,
+        rms_norm_eps=1e-5,
+    )
+    config._attn_implementation = "eager"
+    model: Any = transformers.Gemma2ForCausalLM(config)
+    experts = transformers.Qwen3MoeConfig(
+        **{**SHAPE, **EXPERTS}, norm_topk_prob=False, hidden_act="gelu_pytorch_tanh"
+    )
+    experts._experts_implementation = "eager"
+    for layer in model.model.layers:
+        layer.mlp = qwen3_moe.Qwen3MoeSparseMoeBlock(experts)
+    model.lm_head.register_forward_hook(lambda _, __, out: out * 0.6)
+    return model
+
+
+class _Plamo2Mamba(nn.Module):
+    """Mamba 2 token by token, with projections to B, C and dt after the convolution.
+
+    Written from the published model and mlx-lm's `plamo2.py` (ml-explore/mlx-lm).
+    """
+
+    def __init__(self, hidden: int, heads: int, size: int, state: int, kernel: int) -> None:
+        super().__init__()
+        rank = max(64, hidden // 16)
+        width = heads * size
+        self._sizes = (heads, size, state, rank)
+        self.in_proj = nn.Linear(hidden, 2 * width, bias=False)
+        self.conv1d = nn.Conv1d(width, width, kernel, groups=width, padding=kernel - 1, bias=False)
+        self.bcdt_proj = nn.Linear(width, rank + 2 * state, bias=False)
+        self.dt_proj = nn.Linear(rank, heads, bias=False)
+        self.out_proj = nn.Linear(width, hidden, bias=False)
+        self.B_norm = llama.LlamaRMSNorm(state, 1e-6)
+        self.C_norm = llama.LlamaRMSNorm(state, 1e-6)
+        self.dt_norm = llama.LlamaRMSNorm(rank, 1e-6)
+        self.dt_bias = nn.Parameter(torch.zeros(heads))
+        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.D = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
+        heads, size, state, rank = self._sizes
+        count, length = hidden_states.shape[:2]
+        both = self.in_proj(hidden_states).view(count, length, heads, 2 * size)
+        gate, x = both.split(size, -1)
+        x = self.conv1d(x.flatten(2).transpose(1, 2))[..., :length].transpose(1, 2)
+        x = nn.functional.silu(x)
+        write, read, step = self.bcdt_proj(x).split([state, state, rank], -1)
+        write = self.B_norm(write)
+        read = self.C_norm(read)
+        step = nn.functional.softplus(self.dt_proj(self.dt_norm(step)) + self.dt_bias)
+        x = x.view(count, length, heads, size)
+        found = torch.zeros(count, heads, size, state)
+        outputs = []
+        for at in range(length):
+            decay = (-self.A_log.exp() * step[:, at]).exp()[..., None, None]
+            added = (step[:, at, :, None] * x[:, at])[..., None] * write[:, at, None, None]
+            found = found * decay + added
+            outputs.append((found * read[:, at, None, None]).sum(-1))
+        out = torch.stack(outputs, 1) + x * self.D[:, None]
+        out = (out * nn.functional.silu(gate)).flatten(2)
+        return self.out_proj(out), None
+
+
+def gemma3_as_plamo2() -> Any:
+    """Return Gemma 3 with one rotary base and own norms per head; the layers at odd numbers attend.
+
+    The others have Mamba.
+    """
+    fields = {name: value for name, value in SHAPE.items() if name != "pad_token_id"}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    config = transformers.Gemma3TextConfig(
+        **fields,
+        head_dim=16,
+        hidden_activation="silu",
+        query_pre_attn_scalar=16,
+        layer_types=["full_attention"] * 3,
+        rope_parameters={"full_attention": rope, "sliding_attention": rope},
+    )
+    model: Any = transformers.Gemma3ForCausalLM(config)
+    model.model.embed_tokens.embed_scale = torch.tensor(1.0)
+    for index, layer in enumerate(model.model.layers):
+        if index % 2 == 0:
+            layer.self_attn = _Plamo2Mamba(64, 4, 16, 8, 4)
+        else:
+            layer.self_attn.q_norm = _HeadsNorm(4, 16)
+            layer.self_attn.k_norm = _HeadsNorm(2, 16)
+    return model
+
+
+class _HeadsNorm(nn.Module):
+    """RMSNorm of each head [batch, heads, length, size] with weights of its own."""
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight[:, None]
+
+
+def deepseek_as_pangu() -> Any:
+    """Return DeepSeek V3 without expert groups and bias, with norms around each part."""
+    model = of_class(
+        "DeepseekV3ForCausalLM",
+        num_key_value_heads=4,
+        kv_lora_rank=24,
+        q_lora_rank=40,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=20,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    for layer in model.model.layers:
+        for name in ("self_attn", "mlp"):
+            norm = llama.LlamaRMSNorm(SHAPE["hidden_size"], 1e-5)
+            setattr(layer, name, _NormedOutput(getattr(layer, name), norm))
+        layer.self_attn.inner.q_a_layernorm.variance_epsilon = 1e-5
+        layer.self_attn.inner.kv_a_layernorm.variance_epsilon = 1e-5
+    for layer in model.model.layers[1:]:
+        gate = layer.mlp.inner.gate
+        del gate.e_score_correction_bias  # a buffer, which would be drawn and stored
+        gate.e_score_correction_bias = torch.zeros(8)
+    return model
+
+
 class _AbsentAttention(nn.Module):
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> Any:
         return torch.zeros_like(hidden_states), None

@@ -88,6 +88,7 @@ SECOND_NAMES = {
     "ChatGLMForConditionalGeneration": "ChatGLMModel",
     "TelechatForCausalLM": "TeleChat2ForCausalLM",
     "TeleChatForCausalLM": "TeleChat2ForCausalLM",
+    "Grok1ForCausalLM": "Grok1ModelForCausalLM",
     "GteNewModel": "GteModel",
     "GteNewForSequenceClassification": "GteForSequenceClassification",
 }
@@ -158,6 +159,21 @@ def test_later_openpangu_models_are_rejected(spec_of: SpecOf) -> None:
     config = SimpleNamespace(**PUBLISHED["InternLMForCausalLM"].config, param_sink_number=128)
     with pytest.raises(ModelError, match="param_sink_number is on"):
         spec_of("PanguEmbeddedForCausalLM", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("PanguUltraMoEForCausalLM", "param_sink_number"),
+        ("Grok1ForCausalLM", "residual_moe"),
+    ],
+)
+def test_later_models_under_a_published_name_are_rejected(
+    name: str, field: str, spec_of: SpecOf
+) -> None:
+    stated = PUBLISHED[SECOND_NAMES.get(name, name)].config
+    with pytest.raises(ModelError, match=f"{field} is on"):
+        spec_of(name, SimpleNamespace(**stated, **{field: True}))
 
 
 def test_every_published_architecture_is_native(registry: Registry) -> None:

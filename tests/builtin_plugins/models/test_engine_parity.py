@@ -202,6 +202,7 @@ def test_prefix_cache_hits_equal_transformers(
             else pytest.mark.slow,
         )
         for name in NAMES
+        if name != "DeepseekV4ForCausalLM"  # of five pools; test_sparse_models.py preempts it
         for size in (4, 16)
     ],
 )

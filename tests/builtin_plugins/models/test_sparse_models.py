@@ -27,8 +27,10 @@ from tests.builtin_plugins.models.test_engine_parity import (
 
 V32 = "DeepseekV32ForCausalLM"
 GLM = "GlmMoeDsaForCausalLM"
+HUNYUAN = "HYV4ForCausalLM"
+V4 = "DeepseekV4ForCausalLM"
 TOP_K = 20
-"""`index_topk` of the tiny checkpoints."""
+"""`index_topk` of the tiny checkpoints; V4's is a number of compressed keys."""
 LENGTHS = (60, 91, 75, 19, 3)
 THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 WAYS: dict[str, dict[str, Any]] = {
@@ -69,7 +71,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "reference attention": {"attention_backend": "reference"},
 }
 ALWAYS = ("batched", "a budget of 16 tokens", "preemption", "drafts at depth 2")
-"""Ways that run in every run for both architectures."""
+FAST = {V32: tuple(WAYS), GLM: ALWAYS, HUNYUAN: ("preemption",), V4: (*ALWAYS[1:], "2 ranks")}
+"""Ways that run in every run, by architecture."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def expected(
     def look_up(architecture: str) -> list[Expected]:
         if architecture not in known:
             model = by_transformers(checkpoint(architecture))
-            assert model.config.index_topk == TOP_K
+            assert model.config.index_topk == (5 if architecture == V4 else TOP_K)
             known[architecture] = [expect(model, length, repeats=True) for length in LENGTHS]
         return known[architecture]
 
@@ -95,9 +98,9 @@ def expected(
         pytest.param(
             architecture,
             way,
-            marks=[] if way in ALWAYS or architecture == V32 else pytest.mark.slow,
+            marks=[] if way in FAST[architecture] else pytest.mark.slow,
         )
-        for architecture in (V32, GLM)
+        for architecture in FAST
         for way in WAYS
     ],
 )
@@ -108,7 +111,12 @@ def test_contexts_beyond_index_topk_equal_transformers(
     expected: Callable[[str], list[Expected]],
 ) -> None:
     cases = expected(architecture)
-    with open_engine(checkpoint(architecture), **WAYS[way]) as llm:
+    settings = dict(WAYS[way])
+    if architecture == V4 and way == "preemption":
+        settings["num_gpu_blocks_override"] = (
+            70  # of five pools, two of them with 16 tokens a block
+        )
+    with open_engine(checkpoint(architecture), **settings) as llm:
         outputs = run(llm, cases)
         assert_equal(outputs, cases)
         if way == "preemption":
@@ -134,7 +142,7 @@ def test_trees_of_a_draft_model_with_an_indexer_equal_transformers(
     assert sum(output.counts.get("spec_decode_num_accepted_tokens", 0) for output in outputs) > 0
 
 
-@pytest.mark.parametrize("architecture", [V32, pytest.param(GLM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", [V32, V4, pytest.param(GLM, marks=pytest.mark.slow)])
 def test_cached_prefixes_beyond_index_topk_equal_transformers(
     architecture: str, checkpoint: Callable[[str], Path], expected: Callable[[str], list[Expected]]
 ) -> None:

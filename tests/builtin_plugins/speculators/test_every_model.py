@@ -25,6 +25,8 @@ MODELS = (
     "Qwen3MoeForCausalLM",
     "DeepseekV3ForCausalLM",
     "DeepseekV32ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "ZayaForCausalLM",
     "MambaForCausalLM",
     "Mamba2ForCausalLM",
     "FalconH1ForCausalLM",
