@@ -19,7 +19,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """Dynamic NTK scaling: the base grows with the served context beyond `original` positions."""
+    """Dynamic NTK scaling: texts beyond `original` tokens have a base for the served context."""
 
     factor: float
     original: int
@@ -59,7 +59,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE: one divisor per angle, from `long` if the served context exceeds `original`.
+    """LongRoPE: one divisor per angle, from `long` for texts of more than `original` tokens.
 
     Cosines and sines are multiplied by the attention factor of the same list.
     """
@@ -86,6 +86,9 @@ RopeScaling = (
     LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
 )
 
+BY_LENGTH: Final = (DynamicScaling, LongScaling)
+"""Scalings with other factors for texts of up to `original` tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -102,6 +105,11 @@ class RopeSpec:
     """
     interleaved_sections: bool = False
     """Whether the axes alternate from pair to pair; the first one has the pairs left over."""
+
+    @property
+    def short_context(self) -> int:
+        """Longest text with factors of its own; 0 if one table serves all lengths."""
+        return getattr(self.scaling, "original", 0) if isinstance(self.scaling, BY_LENGTH) else 0
 
     def axis_of_pairs(self) -> tuple[int, ...]:
         """Return the axis of positions that rotates each pair."""

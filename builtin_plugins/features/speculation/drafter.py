@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -128,9 +129,13 @@ class Drafter:
             valid.append(int(token))
         return valid
 
+    def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
+        """Remember the positions, which other features may shift for the model."""
+        self._positions = batch.positions
+
     def after_forward(
         self, batch: ForwardBatch, hidden: torch.Tensor, payload: bytes | None
     ) -> None:
         """Pass the hidden states to a speculator that reads them."""
         if self._on_hidden_states is not None and self._speculator is not None:
-            self._on_hidden_states(batch, hidden)
+            self._on_hidden_states(replace(batch, positions=self._positions), hidden)

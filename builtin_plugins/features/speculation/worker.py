@@ -120,6 +120,7 @@ class SpeculationWorker(Drafter):
 
     def before_forward(self, batch: ForwardBatch, payload: bytes | None) -> None:
         """Count the step's tokens."""
+        super().before_forward(batch, payload)
         self._num_tokens = len(batch.input_ids)
 
     # --- after it

@@ -1,8 +1,9 @@
 """Position encodings: rotary tables, sinusoids, and T5's relative position bias.
 
-Each rotary variant has one table of cosines and sines, shared by its layers. A variant that depends
-on the sequence length uses the longest context served, so a cached key depends on its position
-only.
+Each rotary variant has one table of cosines and sines, shared by its layers. Of a variant that
+depends on the length of a text, the table has the factors of the longest context served, so a
+cached key depends on its position only. Those of short texts follow, for features that tell short
+texts from long ones: their positions are shifted by the length of the first part.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ class Rotary:
 
     def finish(self) -> None:
         """Compute the table; called after loading, which validates the sizes in the config."""
-        self.cos_sin = cos_sin_table(self._spec, self._max_positions).to(self._device)
+        table = cos_sin_table(self._spec, self._max_positions)
+        short = self._spec.short_context
+        if 0 < short < self._max_positions:
+            table = torch.cat((table, cos_sin_table(self._spec, short)))
+        self.cos_sin = table.to(self._device)
 
     def begin_step(self, rope_positions: torch.Tensor | None) -> None:
         """Set the multi-dimensional positions [axes, num_tokens] of a step; None: it has none.

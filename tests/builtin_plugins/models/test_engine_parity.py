@@ -20,10 +20,6 @@ from core.testing.tiny_encoder_decoders import DECODERS_ALONE
 
 LENGTHS = (70, 45, 91, 3)
 """Longer than every window (24 and 40), and one that is not."""
-LONG_ROPE_LENGTHS = (70, 52, 91, 49)
-"""transformers changes long rotary factors at 48 positions while it runs; an engine with a cache
-decides once.
-"""
 NUM_GENERATED = 10
 TOLERANCE = 1e-3
 GAP = 1e-3
@@ -95,8 +91,7 @@ def expected(
         if architecture not in known:
             folder = checkpoint(architecture)
             model = by_transformers(folder)
-            lengths = LONG_ROPE_LENGTHS if architecture.startswith("Phi3") else LENGTHS
-            known[architecture] = [expect(model, length) for length in lengths]
+            known[architecture] = [expect(model, length) for length in LENGTHS]
         return known[architecture]
 
     return look_up
