@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +42,8 @@ DEFAULT: Final = "transformers"
 """Input processor of architectures without one of their own."""
 NICE: Final = 5
 """Priority below the engine's: images must not delay running answers."""
+MAX_FILES: Final = 8192
+"""Encoded files with a known content hash."""
 SWEEP_S: Final = 60.0
 """Interval in which an idle process releases what no request holds any more."""
 
@@ -82,6 +85,8 @@ class ProcessorWorker:
         self._config = config
         self._processor = processor
         self._store = store
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()
+        """Content hashes of encoded files, by a hash of the file; the latest last."""
 
     def answer(self, request: Prepare) -> Prepared:
         """Return a prompt expanded; its items are held in the store."""
@@ -149,10 +154,17 @@ class ProcessorWorker:
             )
         if raw.mode == EMBEDDINGS_MODE:
             return self._process_embeddings(raw, named or _digest("embeds", settings, raw.data))
+        file_hash = b"" if raw.mode else _digest("file", settings, raw.data)
+        content_hash = self._files.get(file_hash, b"") if named is None else b""
+        if content_hash and (known := self._known(raw.modality, content_hash)) is not None:
+            self._files.move_to_end(file_hash)
+            return content_hash, known
         image = self._image(raw)
         content_hash = named or _digest(
             "content", settings, f"{image.mode} {image.size}", image.tobytes()
         )
+        if file_hash and named is None:
+            self._remember(file_hash, content_hash)
         if (known := self._known(raw.modality, content_hash)) is not None:
             return content_hash, known
         try:
@@ -161,6 +173,12 @@ class ProcessorWorker:
             raise (error.renamed(raw.field) if error.field == ITEM else error) from error
         self._write(content_hash, item)
         return content_hash, item
+
+    def _remember(self, file_hash: bytes, content_hash: bytes) -> None:
+        """Note the content hash of an encoded file, which need not be decoded again."""
+        self._files[file_hash] = content_hash
+        if len(self._files) > MAX_FILES:
+            self._files.popitem(last=False)
 
     def _process_embeddings(self, raw: RawItem, content_hash: bytes) -> tuple[bytes, ProcessedItem]:
         """Return an item of embeddings that the client has computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +89,32 @@ def test_equal_images_are_processed_once(worker: ProcessorWorker) -> None:
     assert hashes(first) == [hashes(first)[0], *hashes(again), hashes(first)[0]]
     assert [item.was_known for item in again.items] == [True]
     assert worker._processor.calls == 2
+
+
+def encoded(image: Image.Image, form: str = "PNG") -> RawItem:
+    file = io.BytesIO()
+    image.save(file, form)
+    return raw_item("image", file.getvalue(), "image[0]", None)
+
+
+def test_a_known_file_is_decoded_once(
+    worker: ProcessorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    decode = ProcessorWorker._image
+
+    def counting(self: ProcessorWorker, raw: RawItem) -> Any:
+        decoded.append(raw.data)
+        return decode(self, raw)
+
+    monkeypatch.setattr(ProcessorWorker, "_image", counting)
+    first = prepare(worker, encoded(picture()))
+    assert hashes(prepare(worker, encoded(picture()))) == hashes(first)
+    assert len(decoded) == 1
+    assert hashes(prepare(worker, encoded(picture(), "BMP"))) == hashes(first)
+    assert len(decoded) == 2, "another file of the same content"
+    assert worker._processor.calls == 1
+    assert hashes(prepare(worker, encoded(picture()), kwargs={"max_pixels": 4})) != hashes(first)
 
 
 def test_content_hash_depends_on_all_that_tensors_depend_on(worker: ProcessorWorker) -> None:
