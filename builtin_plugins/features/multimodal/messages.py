@@ -70,11 +70,19 @@ class RequestItems(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AheadItem(msgspec.Struct, array_like=True, frozen=True):
-    """An item of a waiting request, to encode ahead of its first step."""
+    """An item, or a part of its encoding, for chunks of later steps."""
 
     folder: str
     holder: str
     item: RequestItem
+    part: int = 1
+    """Number of the part, from 1."""
+    num_parts: int = 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the item is encoded after this part."""
+        return self.part >= self.num_parts
 
 
 class StepItems(msgspec.Struct, array_like=True, frozen=True):
@@ -85,7 +93,7 @@ class StepItems(msgspec.Struct, array_like=True, frozen=True):
     drop: list[bytes] = []
     """Content hashes of items to remove from the encoder cache, before the step."""
     ahead: list[AheadItem] = []
-    """Items that no token of the step needs; they are in `encode`, too."""
+    """Items that no token of the step needs; with their last part, they are in `encode`, too."""
 
 
 # --- to and from the process

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from builtin_plugins.launchers.api import is_on_this_host
 from core.api import ConfigError, EngineConfig, Option, Range, Registry, hookimpl
+
+if TYPE_CHECKING:
+    from builtin_plugins.input_processors.api import ProcessedItem
 
 Json = dict[str, Any]
 
@@ -101,7 +104,21 @@ def engine_runner_extensions(config: EngineConfig, registry: Registry) -> list[A
     from builtin_plugins.features.multimodal.worker import MultimodalWorker
     from builtin_plugins.metric_sinks.api import memory_owners
 
-    return [MultimodalWorker(Settings.from_config(config), memory_owners(registry))]
+    largest_item = partial(_largest_item, registry)
+    return [MultimodalWorker(Settings.from_config(config), memory_owners(registry), largest_item)]
+
+
+def _largest_item(registry: Registry, config: EngineConfig) -> ProcessedItem:
+    """Return the largest item, in tokens, of an allowed image. Raises `ModelError`."""
+    # Imported lazily: text models need no Pillow.
+    from builtin_plugins.features.multimodal.largest_item import largest_item
+    from builtin_plugins.features.multimodal.media.settings import MediaSettings
+    from builtin_plugins.features.multimodal.processor_process import load_processor
+    from builtin_plugins.features.multimodal.settings import Settings
+
+    max_pixels = MediaSettings.from_options(config.options).limits.max_pixels
+    kwargs = Settings.from_config(config).processor_kwargs
+    return largest_item(load_processor(config, registry), max_pixels, kwargs)
 
 
 def _has_tower(config: EngineConfig, registry: Registry) -> bool | None:

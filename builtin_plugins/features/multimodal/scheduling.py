@@ -4,19 +4,19 @@ It alone decides, so all ranks have equal caches. A chunk of a prompt ends befor
 that the step cannot encode and, where an item's tokens see each other, before one that does not fit
 as a whole.
 
-Next to decode rows, an item is encoded at least one step before its tokens are computed: one step
-never takes the time of both.
+Next to decode rows, an item is encoded at least one step before its tokens are computed, a large
+one in parts: one step never takes the time of both, or all of a large item's.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.features.multimodal.encode_ahead import EncodeAhead
 from builtin_plugins.features.multimodal.encoder_cache import Counters, EncoderCache
 from builtin_plugins.features.multimodal.messages import (
     NAME,
@@ -34,10 +34,6 @@ from core.api.features import RunningRows
 
 MAX_IN_FLIGHT: Final = 4
 """Steps after which the worker halves have read what a step names."""
-MAX_LOOK_AHEAD: Final = 16
-"""Waiting requests with items that are encoded ahead."""
-MIXED_STEP_TOKENS: Final = 256
-"""Embeddings that a step with decode rows encodes, unless a single item is larger."""
 _decode = msgspec.msgpack.Decoder(RequestItems).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -57,6 +53,7 @@ class EncoderScheduler:
         """Open requests by holder: the sequences of one request share it."""
         self.counters: Final = Counters()
         self._cache: Final = EncoderCache(settings.cache_tokens, self.counters)
+        self._ahead: Final = EncodeAhead(settings, self._cache)
         self._planned: dict[bytes, int] = {}
         """Items that chunks of the step under construction need encoded."""
         self._pauses_decodes = False
@@ -69,8 +66,6 @@ class EncoderScheduler:
         """Decode rows of the step under construction."""
         self._entering: dict[str, int] = {}
         """Embeddings that each request reads as it enters the step under construction."""
-        self._deferred: dict[bytes, AheadItem] = {}
-        """Items to encode in the step under construction, for chunks of a later one."""
         self._ahead_steps: dict[str, int] = {}
         """Number of the last step that encodes an item ahead, by holder."""
         self._ending: deque[tuple[int, TensorStore, str]] = deque()
@@ -112,6 +107,7 @@ class EncoderScheduler:
             sequences.discard(request.request_id)
             if not sequences:
                 del self._holders[items.holder]
+                self._ahead.released(items.holder)
                 ahead_step = self._ahead_steps.pop(items.holder, -MAX_IN_FLIGHT)
                 if _may_be_read(request) or self._num_steps - ahead_step < MAX_IN_FLIGHT:
                     self._ending.append((self._num_steps, store, items.holder))
@@ -165,7 +161,7 @@ class EncoderScheduler:
         """Note the decode rows. Return a limit of no tokens for all of them if a run waits."""
         self._planned.clear()  # of a step that got no blocks, too
         self._entering.clear()
-        self._deferred.clear()
+        self._ahead.begin()
         self._num_decode_rows = 0 if self._pauses_decodes else len(rows.rows)
         limits = dict.fromkeys(rows.rows.tolist(), 0) if self._pauses_decodes else {}
         self._pauses_decodes = False
@@ -182,8 +178,8 @@ class EncoderScheduler:
             return False
         if not self._cache.reserve({item.content_hash: item.num_tokens for item in needed}):
             return False
-        for key, item in missing.items():
-            self._deferred[key] = AheadItem(items.folder, items.holder, item)
+        for item in missing.values():
+            self._ahead.defer(AheadItem(items.folder, items.holder, item))
         return True
 
     def _may_encode(self, items: Sequence[RequestItem]) -> bool:
@@ -205,57 +201,23 @@ class EncoderScheduler:
         self._entering.clear()
         self._num_steps += 1
         self._release_ended()
-        if not self._requests:
+        if not self._requests and not self._ahead.given_up:
             return None
         needed = self._needed(plan) if plan.rows else {}
         encode = self._cache.need(needed)
         used = sum(needed[key] for key in encode)
-        ahead = self._encode_deferred(used, sum(needed.values())) or self._encode_waiting(used)
-        if not needed and not ahead:
+        waiting = (items for request, items in self._requests.values() if request.row < 0)
+        is_mixed = self._num_decode_rows > 0
+        ahead = self._ahead.choose(used, sum(needed.values()), waiting, is_mixed=is_mixed)
+        if not needed and not ahead and not self._ahead.given_up:
             return None
         for each in ahead:
-            encode.append(each.item.content_hash)
+            if each.is_last:
+                encode.append(each.item.content_hash)
             self._ahead_steps[each.holder] = self._num_steps
-        drop = self._cache.evict({*needed, *encode})
+        drop = [*self._ahead.given_up, *self._cache.evict({*needed, *encode})]
+        self._ahead.given_up.clear()
         return _encode(StepItems(encode, drop, ahead))
-
-    def _encode_deferred(self, used: int, needed: int) -> list[AheadItem]:
-        """Return the deferred items that the step encodes, next to `used` embeddings of others.
-
-        They fit the cache next to the `needed` ones of the step.
-        """
-        found = []
-        limit = min(self._settings.step_tokens, MIXED_STEP_TOKENS)
-        for key, ahead in self._deferred.items():
-            size = ahead.item.num_tokens
-            if key in self._cache:
-                continue
-            if (used and used + size > limit) or needed + size > self._settings.cache_tokens:
-                break
-            used += size
-            needed += size
-            self._cache.add(key, size)
-            found.append(ahead)
-        self._deferred.clear()
-        return found
-
-    def _encode_waiting(self, used: int) -> list[AheadItem]:
-        """Return the first item of a waiting request, if budget and cache have room for it.
-
-        At most one a step, and none that was encoded before.
-        """
-        waiting = (items for request, items in self._requests.values() if request.row < 0)
-        for items in islice(waiting, MAX_LOOK_AHEAD):
-            for item in items.items:
-                key = item.content_hash
-                size = item.num_tokens
-                if key in self._cache or self._cache.was_encoded(key):
-                    continue
-                if not self._cache.fits(size) or used + size > self._settings.step_tokens:
-                    return []
-                self._cache.add(key, size)
-                return [AheadItem(items.folder, items.holder, item)]
-        return []
 
     def _release_ended(self) -> None:
         """Release the tensors of ended requests that no step in flight reads."""

@@ -11,6 +11,7 @@ from builtin_plugins.features.multimodal.media.settings import max_images
 from core.api import EngineConfig
 
 GIB: Final = 1 << 30
+SLICE_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Settings:
     """Embeddings that one step encodes, unless a single item is larger."""
     chunk_tokens: int
     """Longest chunk of a prompt."""
+    slice_tokens: int = 0
+    """Embeddings of an item that a step with decode rows encodes; 0: items are not sliced."""
     whole_items: bool = False
     """Whether a chunk of a prompt never cuts through an item."""
 
@@ -53,6 +56,7 @@ class Settings:
             store_bytes=int(options.get("mm_processor_cache_gb", 4.0) * GIB),
             cache_tokens=options.get("mm_encoder_cache_tokens") or max(4 * step_tokens, 16384),
             step_tokens=step_tokens,
+            slice_tokens=SLICE_TOKENS if config.scheduler.max_mixed_prefill_tokens else 0,
             chunk_tokens=min(budget, config.scheduler.long_prefill_token_threshold or budget),
             whole_items=bool(options.get("disable_chunked_mm_input")),
         )

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
+from builtin_plugins.features.multimodal.encoder_memory import encoder_bytes
+from builtin_plugins.features.multimodal.encoding_in_parts import EncodingInParts, layers_of
 from builtin_plugins.features.multimodal.item_rows import ItemRow, Segment
 from builtin_plugins.features.multimodal.item_states import CrossStates, encoder_embeddings
 from builtin_plugins.features.multimodal.messages import (
     NAME,
+    AheadItem,
     RequestItem,
     RequestItems,
     StepItems,
 )
 from builtin_plugins.features.multimodal.settings import Settings
 from builtin_plugins.features.multimodal.store import TensorStore
-from builtin_plugins.input_processors.api import EMBEDDINGS
+from builtin_plugins.input_processors.api import EMBEDDINGS, ProcessedItem
 from builtin_plugins.metric_sinks.api import MemoryOwners
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, NewRow, WorkerParts
@@ -27,6 +32,10 @@ from core.model_spec.attention_params import LookAheadSpan
 from core.model_spec.kv import RecurrentState, SlidingWindow
 from core.model_spec.tower import EncodedItem, RopePositions
 
+log = logging.getLogger(__name__)
+
+LargestItem = Callable[[EngineConfig], ProcessedItem]
+"""Returns the largest item, in tokens, of an allowed image. Raises `ModelError`."""
 _decode_items = msgspec.msgpack.Decoder(RequestItems).decode
 _decode_step = msgspec.msgpack.Decoder(StepItems).decode
 
@@ -36,11 +45,15 @@ class MultimodalWorker:
 
     name = NAME
 
-    def __init__(self, settings: Settings, memory: MemoryOwners) -> None:
+    def __init__(self, settings: Settings, memory: MemoryOwners, largest_item: LargestItem) -> None:
         self._settings = settings
         self._memory = memory
+        self._largest_item = largest_item
+        self._reserved: torch.Tensor | None = None
+        """Device memory of the encoder, until the KV cache has taken the rest."""
         self._rows: dict[int, ItemRow] = {}
         self._cache: dict[bytes, EncodedItem] = {}
+        self._in_parts: EncodingInParts | None = None
         self._states: CrossStates | None = None
 
     def loaded(self, parts: LoadedParts) -> list[Any]:
@@ -56,21 +69,40 @@ class MultimodalWorker:
                 f"--attention-backend: got {name}, which has no attention ahead in a span; "
                 "expected one with `look_ahead` for this model. Remove the flag."
             )
+        if self._device != "cpu" and parts.config.cache.kv_cache_memory_bytes is None:
+            size = self.host_bytes(parts.model, parts.config)
+            self._reserved = torch.empty(size, dtype=torch.uint8, device=self._device)
         return []
 
     def host_bytes(self, model: Any, config: EngineConfig) -> int:
-        """Return the size of a full encoder cache."""
-        if getattr(model, "tower", None) is None:
+        """Return the size of a full encoder cache, and of encoding the largest item."""
+        tower = getattr(model, "tower", None)
+        if tower is None or not self._settings.max_images:
             return 0
-        dtype = getattr(torch, config.model.dtype)
-        width = model.tower.facts.embedding_width or model.spec.hidden_size
-        return int(self._settings.cache_tokens * width * dtype.itemsize)
+        cached = self._cache_bytes(model, config)
+        try:
+            item = self._largest_item(config)
+            encoding = encoder_bytes(tower, item.modality, item.tensors)
+        except Exception as error:  # noqa: BLE001 - of a plugin's tower or input processor
+            log.warning("the memory of encoding an image is not known: %s", error)
+            return cached
+        return max(cached, item.num_tokens * self._token_bytes(model, config)) + encoding
+
+    def _cache_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return the size of a full encoder cache."""
+        return self._settings.cache_tokens * self._token_bytes(model, config)
+
+    def _token_bytes(self, model: Any, config: EngineConfig) -> int:
+        """Return the size of an embedding."""
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        return int((model.tower.facts.embedding_width or model.spec.hidden_size) * dtype.itemsize)
 
     def attach(self, parts: WorkerParts) -> None:
         """Set the batch."""
+        self._reserved = None
         self._batch = parts.batch
         if self._tower is not None:
-            limit = self.host_bytes(parts.model, parts.config)
+            limit = self._cache_bytes(parts.model, parts.config)
             self._memory.add("encoder_cache", self._num_bytes, lambda: limit)
             if self._tower.facts.cross_positions:
                 self._states = CrossStates(parts, self._backend)
@@ -80,6 +112,8 @@ class MultimodalWorker:
         step = StepItems() if payload is None else _decode_step(payload)
         for key in step.drop:
             self._cache.pop(key, None)
+            if self._in_parts is not None and self._in_parts.key == key:
+                self._stop_encoding()
         segments = self._segments(batch)
         if self._states is not None:
             self._states.fill(batch, _by_row(segments), self._encoded_of)
@@ -90,9 +124,13 @@ class MultimodalWorker:
         if self._tower.facts.look_ahead:
             self._set_look_ahead(batch, segments)
         for ahead in step.ahead:
-            self._encoded(ahead.folder, ahead.holder, ahead.item)
+            self._encode_ahead(ahead)
         if any(segment.row.rope is not None for segment in segments):
             set_positions(batch, segments)
+
+    def close(self) -> None:
+        """End the thread of an item in parts."""
+        self._stop_encoding()
 
     def call(self, name: str, data: bytes) -> bytes | None:
         """Answer like the scheduler half."""
@@ -164,15 +202,40 @@ class MultimodalWorker:
         key = item.content_hash
         known = self._cache.get(key)
         if known is None:
-            tensors = TensorStore(folder).read(holder, key)
-            inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            known = self._cache[key] = self._encode(item.modality, inputs)
+            if self._in_parts is not None and self._in_parts.key == key:
+                known = self._in_parts.finish()
+                self._in_parts = None
+            else:
+                known = self._read_and_encode(folder, holder, item)
+            self._cache[key] = known
             if len(known.embeddings) != item.num_tokens:
                 raise RuntimeError(
                     f"the tower returned {len(known.embeddings)} embeddings for an item with "
                     f"{item.num_tokens} placeholder tokens"
                 )
         return known
+
+    def _encode_ahead(self, ahead: AheadItem) -> None:
+        """Encode an item, or a part of one."""
+        key = ahead.item.content_hash
+        if ahead.is_last:
+            self._encoded(ahead.folder, ahead.holder, ahead.item)
+        elif self._device == "cpu" and key not in self._cache:
+            if self._in_parts is None or self._in_parts.key != key or ahead.part == 1:
+                self._stop_encoding()
+                encode = partial(self._read_and_encode, ahead.folder, ahead.holder, ahead.item)
+                self._in_parts = EncodingInParts(key, encode, layers_of(self._tower))
+            self._in_parts.advance(ahead.part, ahead.num_parts)
+
+    def _stop_encoding(self) -> None:
+        if self._in_parts is not None:
+            self._in_parts.cancel()
+            self._in_parts = None
+
+    def _read_and_encode(self, folder: str, holder: str, item: RequestItem) -> EncodedItem:
+        tensors = TensorStore(folder).read(holder, item.content_hash)
+        inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return self._encode(item.modality, inputs)
 
     def _encode(self, modality: str, inputs: dict[str, torch.Tensor]) -> EncodedItem:
         """Return an item encoded by the tower, or by the client."""

@@ -28,7 +28,13 @@ from tests.core.scheduler.fake_worker import VOCAB, Engine
 BUDGET = 16
 
 
-def limits(cache_tokens: int = 40, step_tokens: int = 12, *, whole_items: bool = False) -> Settings:
+def limits(
+    cache_tokens: int = 40,
+    step_tokens: int = 12,
+    *,
+    whole_items: bool = False,
+    slice_tokens: int = 0,
+) -> Settings:
     return Settings(
         max_images=8,
         processor_kwargs={},
@@ -39,6 +45,7 @@ def limits(cache_tokens: int = 40, step_tokens: int = 12, *, whole_items: bool =
         cache_tokens=cache_tokens,
         step_tokens=step_tokens,
         chunk_tokens=BUDGET,
+        slice_tokens=slice_tokens,
         whole_items=whole_items,
     )
 
@@ -67,6 +74,8 @@ class Batch:
         self.items: dict[str, RequestItems] = {}
         self.rows: dict[int, str] = {}
         self.done = 0
+        self.parts: list[tuple[bytes, int, int]] = []
+        """Parts of items that were encoded next to decode rows: (key, number, of how many)."""
         self.mixed: set[bytes] = set()
         """Items encoded for a chunk of the same step, next to decode rows."""
         self.num_cuts = 0
@@ -126,6 +135,9 @@ class Batch:
         assert not self.cached & set(step.encode), "an item of the cache was encoded again"
         self.cached |= set(step.encode)
         self.encoded += step.encode
+        for ahead in step.ahead:
+            assert ahead.is_last == (ahead.item.content_hash in step.encode)
+            self.parts.append((ahead.item.content_hash, ahead.part, ahead.num_parts))
         needed: dict[bytes, int] = {}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             message = self.items[self.rows[row]]
@@ -167,6 +179,7 @@ requests = st.lists(
     st.integers(1, 40),
     st.integers(1, 20),
     st.sampled_from([1, 2]),
+    st.sampled_from([0, 3]),
 )
 def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     folder: str,
@@ -175,8 +188,10 @@ def test_every_chunk_finds_its_items_encoded_within_budget_and_cache(
     cache: int,
     step: int,
     depth: int,
+    slice_tokens: int,
 ) -> None:
-    batch = Batch(limits(cache, step), folder, depth=depth, max_model_len=80, num_blocks=48)
+    settings = limits(cache, step, slice_tokens=slice_tokens)
+    batch = Batch(settings, folder, depth=depth, max_model_len=80, num_blocks=48)
     for number, each in enumerate(parts):
         batch.add(f"r{number}", each, look_ahead=look_ahead)
     batch.run()
@@ -412,6 +427,45 @@ def test_items_are_encoded_before_their_step_next_to_decode_rows(
     assert batch.mixed == set()
     assert list(batch.engine.finished) == ["a", "b", "text"]
     batch.engine.check_outputs()
+
+
+def test_large_items_are_encoded_in_parts_next_to_decode_rows(folder: str) -> None:
+    batch = decoding(folder, slice_tokens=4)
+    batch.add("a", [(2, 10), (1, 3)])
+    batch.run()
+    key = key_of(10)
+    assert batch.parts == [(key, 1, 3), (key, 2, 3), (key, 3, 3), (key_of(3), 1, 1)]
+    assert batch.encoded == [key, key_of(3)]
+    assert batch.mixed == set()
+    batch.engine.check_outputs()
+
+
+def test_an_item_in_parts_is_finished_at_once_when_nothing_decodes(folder: str) -> None:
+    batch = decoding(folder, slice_tokens=1)
+    batch.add("a", [(2, 10)])
+    steps(batch, 3)
+    batch.engine.abort("text")
+    batch.run()
+    assert batch.parts == [(key_of(10), number, 10) for number in (1, 2, 3)]
+    assert batch.encoded == [key_of(10)]
+
+
+def test_an_item_in_parts_is_given_up_with_its_last_request(folder: str) -> None:
+    batch = decoding(folder, slice_tokens=1)
+    batch.add("a", [(2, 10)])
+    steps(batch, 3)
+    batch.add("b", [(3, 10)])
+    batch.engine.abort("a")
+    done = batch.done
+    batch.run()
+    dropped = [
+        msgspec.msgpack.decode(plan.payloads[NAME], type=StepItems).drop
+        for plan in batch.engine.plans[done:]
+        if NAME in plan.payloads
+    ]
+    assert dropped[0] == [key_of(10)]
+    assert [number for _, number, _ in batch.parts] == [1, 2, 3, *range(1, 11)]
+    assert batch.encoded == [key_of(10)]
 
 
 def test_items_that_do_not_fit_the_cache_are_encoded_in_their_step(folder: str) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
+from builtin_plugins.features.multimodal import settings
+from builtin_plugins.features.multimodal.encoding_in_parts import EncodingInParts
 from core import LLM
 from core.cli.main import main
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
@@ -112,9 +115,9 @@ def test_a_prefix_before_another_last_image_equals_transformers(served: Served, 
 @pytest.mark.slow
 def test_preempted_requests_equal_transformers(served: Served) -> None:
     preemptions = 0
-    settings = {"max_model_len": None, "enable_prefix_caching": False}
+    own = {"max_model_len": None, "enable_prefix_caching": False}
     for blocks in served.model.blocks:
-        with served.start(num_gpu_blocks_override=blocks, **settings) as llm:
+        with served.start(num_gpu_blocks_override=blocks, **own) as llm:
             served.check(llm, *[ONE, OTHER] * 4, num_tokens=LONG_TOKENS)
             preemptions += llm.core.scheduler.num_preemptions
         if preemptions:
@@ -126,6 +129,26 @@ def test_preempted_requests_equal_transformers(served: Served) -> None:
 def test_an_encoder_cache_of_one_item_equals_transformers(served: Served) -> None:
     with served.start(mm_encoder_cache_tokens=1, mm_encoder_step_tokens=1) as llm:
         served.check(llm, THREE, ONE, OTHER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+def test_images_encoded_in_parts_equal_transformers(
+    served: Served, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "SLICE_TOKENS", 2)
+    parts: list[int] = []
+    advance = EncodingInParts.advance
+
+    def counting(running: EncodingInParts, part: int, num_parts: int) -> None:
+        parts.append(part)
+        advance(running, part, num_parts)
+
+    monkeypatch.setattr(EncodingInParts, "advance", counting)
+    own = {"max_mixed_prefill_tokens": 40, "async_scheduling": depth == 2}
+    with served.start(**own) as llm:
+        served.check(llm, NONE, ONE, THREE, OTHER, num_tokens=LONG_TOKENS)
+    assert max(parts) > 1
 
 
 @pytest.mark.slow
@@ -156,7 +179,11 @@ def test_memory_plan_counts_the_tower(served: Served, capsys: pytest.CaptureFixt
         return
     assert main(["plan", str(served.folder), "--max-model-len", "256", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["weight_bytes"] == pytest.approx([plan["checkpoint_bytes"]], rel=0.01)
-    (encoder_cache,) = plan["features"]["multimodal"]
-    hidden = json.loads((served.folder / "config.json").read_text())["text_config"]["hidden_size"]
-    assert encoder_cache >= 16384 * hidden * 4, "the embeddings of a full encoder cache"
+    with safe_open(served.folder / "model.safetensors", "pt") as file:
+        sizes = {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    audio = sum(size for name, size in sizes.items() if ".audio_embed." in name)
+    assert plan["weight_bytes"] == pytest.approx([plan["checkpoint_bytes"] - audio], rel=0.01)
+    (encoder,) = plan["features"]["multimodal"]
+    config = json.loads((served.folder / "config.json").read_text())
+    hidden = config.get("text_config", config)["hidden_size"]
+    assert encoder > 16384 * hidden * 4, "a full encoder cache, and the largest image"
