@@ -88,7 +88,7 @@ class Tune:
             print("choice    none fits; `engine plan` with the same arguments says what helps")
             return 1
         rates = rates_text(chosen.rates(speeds))
-        print(f"choice    weights {chosen.name}, {threads} threads: {rates}")
+        print(f"choice    weights {chosen.name}, {_threads(threads)}: {rates}")
         print(f"context   {chosen.plan.context_length:,} tokens{_cut(chosen)}")
         settings = {
             "quantization": chosen.quantization,
@@ -122,12 +122,11 @@ def _report(
     """Yield the measurements, and what each way to store the weights makes of them."""
     label = "measured"
     for count, speed in by_threads.items():
-        noun = "thread" if count == 1 else "threads"
-        yield f"{label:<10}{count} {noun}, {_speed(speed)} ({isa})"
+        yield f"{label:<10}{_threads(count)}, {_speed(speed)} ({isa})"
         label = ""
     for kind, speed in speeds.items():
         if kind != by_threads[threads].kind:
-            yield f"{'':<10}{threads} threads, {_speed(speed)}"
+            yield f"{'':<10}{_threads(threads)}, {_speed(speed)}"
     label = "weights"
     for each in found:
         text = each.problem
@@ -136,6 +135,10 @@ def _report(
             text = f"{size}, {rates_text(each.rates(speeds))}"
         yield f"{label:<10}{each.name}: {text}"
         label = ""
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _speed(speed: Speed) -> str:

@@ -54,7 +54,7 @@ def _tools() -> MCPServer:
     return server
 
 
-@pytest.fixture(scope="module", params=["http", "sse"])
+@pytest.fixture(scope="module", params=["http", pytest.param("sse", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Serve the tools over one of the transports."""
     app = _tools().streamable_http_app() if request.param == "http" else _tools().sse_app()

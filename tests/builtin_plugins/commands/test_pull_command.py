@@ -71,16 +71,12 @@ def test_dry_run_prints_sizes_and_downloads_nothing(
     assert hub.downloads == []
 
 
-def test_ignored_patterns_are_not_downloaded(hub: Hub) -> None:
-    assert main(["pull", REPOSITORY, "--ignore-patterns", "*.safetensors"]) == 0
-    assert "model.safetensors" not in set(hub.downloads)
-    assert "config.json" in set(hub.downloads)
-
-
-def test_download_dir_replaces_the_cache(hub: Hub, tmp_path: Path) -> None:
-    assert main(["pull", REPOSITORY, "--download-dir", str(tmp_path / "other")]) == 0
+def test_flags_name_another_folder_and_ignored_files(hub: Hub, tmp_path: Path) -> None:
+    flags = ("--download-dir", str(tmp_path / "other"), "--ignore-patterns", "*.safetensors")
+    assert main(["pull", REPOSITORY, *flags]) == 0
     assert len(list((tmp_path / "other").rglob("snapshots/*/config.json"))) == 1
     assert not list((tmp_path / "cache").rglob("config.json"))
+    assert "model.safetensors" not in hub.downloads
 
 
 @pytest.mark.slow  # the client waits for a second before it tries again
@@ -112,7 +108,7 @@ def test_only_what_is_missing_is_downloaded(hub: Hub, tmp_path: Path) -> None:
         (404, "RevisionNotFound", "has no revision None; check --revision"),
     ],
 )
-@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--dry-run",), marks=pytest.mark.slow)])
 def test_refusal_of_the_hub_names_the_remedy(
     hub: Hub,
     capsys: pytest.CaptureFixture[str],
