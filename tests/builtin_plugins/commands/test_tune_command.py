@@ -155,7 +155,7 @@ def known(quantization: str | None, decode: float, problem: str = "") -> Known:
         ((1, 4, 2), "int8"),
     ],
 )
-def test_most_exact_weights_that_are_fast_enough_are_chosen(
+def test_first_weights_that_are_fast_enough_are_chosen(
     decodes: tuple[float, ...], expected: str | None
 ) -> None:
     found = [known(name, rate) for name, rate in zip((None, "int8", "int4"), decodes, strict=True)]
