@@ -65,6 +65,18 @@ def test_quantized_gemm_matches_dequantized_weight_and_is_batch_invariant(
             assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
+@pytest.mark.parametrize("number", [32639.0, -32384.0], ids=["both bytes 127", "low byte -128"])
+@pytest.mark.parametrize("is_float", [False, True])
+def test_integer_sums_hold_the_largest_products(isa: str, is_float: bool, number: float) -> None:
+    ops = QuantizedOps(LIBRARY, 4, 32, is_float=is_float)
+    codes = torch.full((64, 256), 12 if is_float else 7, dtype=torch.int8)
+    weight = ops.empty(64, 256, torch.float32)
+    ops.pack_codes(weight, 64, 0, codes, torch.ones(64, 8))
+    x = torch.full((1, 256), number)
+    exact = (x.double() @ codes.double().T).float()
+    torch.testing.assert_close(ops.linear(x, weight, 64), exact, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantized_gemm_matches_across_instruction_sets(isa: str, bits: int) -> None:
     assert LIBRARY is not None

@@ -13,6 +13,8 @@
 
 namespace {
 
+constexpr int64_t kWholeSteps = 32;  // inputs: a multiple of those that are added together
+
 // Whether a row of x times codes of a kind is such a product.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <int kCode>
@@ -33,9 +35,10 @@ class ByteRow {
 
 public:
     static constexpr int64_t kInputs = kSteps * Code::kInputs;  // groups are multiples
+    static_assert(kWholeSteps % kInputs == 0);
 
-    // Adds the products with a panel, whose first group is at `group`, to totals of its columns.
-    // Prefetches as much as it reads.
+    // Adds the products with a panel, from its first group on, to totals of its columns. Prefetches
+    // as much as it reads.
     static __attribute__((noinline)) void multiply(float* totals, const QuantizedRows& rows,
                                                    int64_t row, const uint8_t* group,
                                                    const Layout& at) {
@@ -55,13 +58,14 @@ public:
                 const uint8_t* fetched =
                     group + kHeadBytes + code_bytes / kTiles * tile + kFetchAhead;
                 __m256i sums[kHalves];
-#pragma GCC unroll 4
-                for (int h = 0; h < kHalves; ++h)
-                    sums[h] = start(group, tile * kLanes + h * kHalfLanes, *x_sum);
-                for (int64_t k = 0; k < inputs; k += kInputs) {
-                    add_steps(sums, low + k, high + k, codes, fetched);
+                multiply_steps(sums, low, high, codes, fetched);
+                for (int64_t k = kInputs; k < inputs; k += kInputs) {
                     codes += kSteps * kStepBytes;
                     fetched += kSteps * kTogether * sizeof(Words);
+                    __m256i more[kHalves];
+                    multiply_steps(more, low + k, high + k, codes, fetched);
+#pragma GCC unroll 4
+                    for (int h = 0; h < kHalves; ++h) sums[h] = _mm256_add_epi32(sums[h], more[h]);
                 }
 #pragma GCC unroll 4
                 for (int h = 0; h < kHalves; ++h)
@@ -77,12 +81,12 @@ public:
     }
 
 private:
-    // Adds the products of the next kInputs inputs.
-    static inline __attribute__((always_inline)) void add_steps(__m256i (&sums)[kHalves],
-                                                                const int8_t* low,
-                                                                const int8_t* high,
-                                                                const uint8_t* codes,
-                                                                const uint8_t* fetched) {
+    // The sums of the products of the next kInputs inputs.
+    static inline __attribute__((always_inline)) void multiply_steps(__m256i (&sums)[kHalves],
+                                                                     const int8_t* low,
+                                                                     const int8_t* high,
+                                                                     const uint8_t* codes,
+                                                                     const uint8_t* fetched) {
         __m256i lower[kHalves], upper[kHalves];
 #pragma GCC unroll 4
         for (int s = 0; s < kSteps; ++s) {
@@ -105,8 +109,7 @@ private:
             codes += kStepBytes;
         }
 #pragma GCC unroll 4
-        for (int h = 0; h < kHalves; ++h)
-            sums[h] = _mm256_add_epi32(sums[h], combined(lower[h], upper[h]));
+        for (int h = 0; h < kHalves; ++h) sums[h] = combined(lower[h], upper[h]);
     }
 
     static __m256i spread(const int8_t* x) {
@@ -142,16 +145,18 @@ private:
 #endif
     }
 
-    // Eight columns' sum of the products with the code of zero, subtracted.
-    static __m256i start(const uint8_t* group, int64_t column, int32_t x_sum) {
-        if constexpr (kZeros != kIntZeros) return _mm256_set1_epi32(-Code::kZero * x_sum);
+    // The products of eight columns with the code of zero.
+    static __m256i zero_products(const uint8_t* group, int64_t column, int32_t x_sum) {
+        if constexpr (kZeros != kIntZeros) return _mm256_set1_epi32(Code::kZero * x_sum);
         const __m256i zeros = _mm256_cvtepi16_epi32(load_halves(zeros_at(group, column)));
-        return _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-x_sum));
+        return _mm256_mullo_epi32(zeros, _mm256_set1_epi32(x_sum));
     }
 
+    // Scales the sums of a group, and adds them to the totals of eight columns.
     static void finish(float* totals, const uint8_t* group, int64_t column, __m256i sum,
                        int32_t x_sum, float x_scale) {
-        __m256 own = _mm256_cvtepi32_ps(sum);
+        __m256 own =
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, zero_products(group, column, x_sum)));
         if constexpr (kZeros == kFloatZeros)
             own -= _mm256_cvtph_ps(load_halves(zeros_at(group, column))) *
                    static_cast<float>(x_sum);
@@ -205,6 +210,11 @@ bool with_kinds(const Layout& at, Body body) {
 template <int kCode>
 constexpr bool kHasByteRow = false;
 #endif
+
+// Whether one row is multiplied so by all panels of a weight.
+inline bool fits_byte_rows(const Layout& at) {
+    return at.rows % kPanel == 0 && at.group % kWholeSteps == 0 && at.filled() % kWholeSteps == 0;
+}
 
 // Adds the products of a row of x with a panel to totals of its columns. Returns false, and adds
 // nothing, for a panel that is not whole, groups that are not whole steps, or x without bytes.

@@ -19,7 +19,9 @@ namespace {
 
 // Prefetch distance in bytes, measured separately for each kind.
 template <int kCode>
-constexpr int64_t kFetchAhead = kCode == kInt8 ? 2048 : 8192;
+constexpr int64_t kFetchAhead = kCode == kInt8       ? 2048
+                                : kHasByteRow<kCode> ? 12288
+                                                     : 8192;
 constexpr IntegerLayout kExact =
     kMultipliesBytes ? IntegerLayout::kTwoBytes : IntegerLayout::kPairs;  // layout of 16-bit x
 constexpr int kCodeRows =
@@ -429,17 +431,18 @@ void with_both(const IntegerFormat& format, Body body) {
     with_code(format.code, [&](auto code) { body(code, Exact()); });
 }
 
-// 8-bit x has one scale per row, 16-bit x one per group. `has_single`: a weight may have one row
-// only.
-QuantizedRows rows_for(int64_t count, const Layout& at, int64_t x_bits, bool has_single) {
-    const bool has_byte_row = kHasByteRow<kInt4> && at.bits == 4 && has_single;
+// 8-bit x has one scale per row, 16-bit x one per group. `grouped`: some weights may have one row.
+QuantizedRows rows_for(int64_t count, const Layout& at, int64_t x_bits, bool grouped = false) {
+    const bool has_byte_rows = kHasByteRow<kInt4> && at.bits == 4 && (grouped || count == 1);
+    const bool has_others = !has_byte_rows || grouped || !fits_byte_rows(at);
     return QuantizedRows(count, {at.filled(), x_bits == 8 ? at.filled() : at.group, at.group},
-                         x_bits, kMultipliesBytes || has_byte_row, !kMultipliesBytes);
+                         x_bits, kMultipliesBytes || has_byte_rows,
+                         !kMultipliesBytes && has_others);
 }
 
 void any_product(const Product& p, const int32_t* order, IntegerFormat format, int32_t dtype) {
     const Layout at(p.out, p.in, format);
-    QuantizedRows rows = rows_for(p.rows, at, format.x_bits, p.rows == 1);
+    QuantizedRows rows = rows_for(p.rows, at, format.x_bits);
     quantize_rows(rows, p, p.rows, dtype, order);
     with_both(format, [&](auto code, auto form) {
         multiply_panels(p, at.panels(),

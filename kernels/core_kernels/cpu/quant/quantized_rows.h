@@ -121,6 +121,30 @@ inline float scale_for(uint32_t max_bits, int64_t bits) {
     return scale;
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Stores sixteen integers of a row.
+inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
+    constexpr int kInOrder = 0xd8;  // quarters 0, 2, 1, 3: packing interleaves them
+    const __m256i shorts = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32((__m256i)integers.low, (__m256i)integers.high), kInOrder);
+    if (rows.in_bytes) {
+        const __m256i byte = _mm256_set1_epi16(0xff),
+                      high = _mm256_srai_epi16(_mm256_add_epi16(shorts, _mm256_set1_epi16(128)), 8);
+        const __m256i both = _mm256_permute4x64_epi64(
+            _mm256_packus_epi16(_mm256_and_si256(shorts, byte), _mm256_and_si256(high, byte)),
+            kInOrder);
+        std::memcpy(&rows.low[at], &both, kLanes);
+        if (rows.bits == 16)
+            std::memcpy(&rows.high[at], reinterpret_cast<const char*>(&both) + kLanes, kLanes);
+    }
+    if (rows.in_pairs) {  // the middle two of four numbers are swapped
+        const __m256i order = _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+        const __m256i pairs = _mm256_shuffle_epi8(shorts, order);
+        std::memcpy(&rows.pairs[at], &pairs, sizeof pairs);
+    }
+}
+#else
 inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
     if (rows.in_bytes) {
         const Ints high = rows.bits == 8 ? Ints{} : (integers + 128) >> 8;
@@ -136,6 +160,7 @@ inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
         std::memcpy(&rows.pairs[at], fours, sizeof fours);
     }
 }
+#endif
 
 // Quantizes one row, padded with zeros to the stride.
 inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
