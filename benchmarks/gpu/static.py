@@ -22,8 +22,8 @@ from core_kernels.triton.block_copy import BlockCopier, copy_blocks
 from core_kernels.triton.gated_linear import gated_linear
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.moe import moe
-from core_kernels.triton.quantized import FloatOps, GroupedOps, QuantizedOps
-from core_kernels.triton.scaled_mm import round_rows
+from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
+from core_kernels.triton.scaled_mm import Float8Inputs, round_rows
 
 from benchmarks.gpu.compiled import TARGETS, VECTOR_BYTES, Program, compiling
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
@@ -90,6 +90,16 @@ def quantized(numbers: GroupedOps, hidden: int, width: int, num_experts: int = 0
         numbers.grouped(empty(len(choices), hidden), weight, width, choices)
 
 
+def float8_rows(hidden: int, width: int, group: int) -> None:
+    """Launch what writes the inputs of FP8 products."""
+    x = empty(ROWS, hidden)
+    inputs = Float8Inputs(group)
+    inputs.rms_norm(x, empty(hidden), 1e-6, 0.0)
+    inputs.add_rms_norm(x, x, empty(hidden), 1e-6, 0.0)
+    inputs.gated(empty(ROWS, 2 * width), "silu")
+    round_rows(x, group)
+
+
 def mamba2(channels: int, heads: int, head_size: int, state: int, taps: int) -> None:
     """Launch a layer of Mamba 2, for single tokens and for prompts."""
     states = empty(1, heads, head_size, state, dtype=torch.float32)
@@ -139,7 +149,7 @@ def llama_8b() -> None:
     dense(4096, 14336, 32, 8, 128, 128256)
     quantized(QuantizedOps(4, 128), 4096, 14336)
     quantized(FloatOps(torch.float8_e4m3fn, 128), 4096, 14336)
-    round_rows(empty(ROWS, 4096), 128)
+    float8_rows(4096, 14336, WHOLE_ROW)
     adapters(4096, 14336, 16)
     copies(8, 128)
 
@@ -149,7 +159,7 @@ def deepseek_v3() -> None:
     attend(AttentionParams(128, 1, 576, 0.1, value_size=512))
     experts(7168, 2048, 256, 8)
     quantized(FloatOps(torch.float8_e4m3fn, 128), 7168, 4096, 256)
-    round_rows(empty(ROWS, 7168), 128)
+    float8_rows(7168, 18432, 128)
 
 
 def qwen3_next() -> None:

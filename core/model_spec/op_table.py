@@ -22,6 +22,7 @@ class OpTable:
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     layer_norm: Callable[..., torch.Tensor]
+    add_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     silu_and_mul: Unary
     gelu_and_mul: Unary
     gelu_tanh_and_mul: Unary

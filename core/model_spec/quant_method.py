@@ -4,12 +4,36 @@ store their weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from core.model_spec.weight_shard import WeightShard
+
+
+class QuantizedInputs(Protocol):
+    """Kernels that compute the input of a quantized layer and quantize it in one
+    launch.
+
+    Rows are what the layer's `apply` takes instead of a tensor [n, in_features].
+    """
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> Any:
+        """Return rows of the op `rms_norm`."""
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+    ) -> tuple[Any, torch.Tensor]:
+        """Return rows of the op `add_rms_norm`, and the sum, not quantized."""
+
+    def gated(self, x: torch.Tensor, activation: str) -> Any:
+        """Return rows of activation(gate) * up for x = [n, gate | up]."""
 
 
 class LinearMethod(Protocol):
@@ -32,6 +56,8 @@ class LinearMethod(Protocol):
     - `backend_for(layout)`, on a device's own method: the backend that stores and
       multiplies numbers in this layout, or None.
     - `apply_with_bias(layer, x)`: `apply` plus `layer.bias`, where that is one launch.
+    - `quantized_inputs(layer)`, after loading: the `QuantizedInputs` that write x for
+      `apply`, or None.
     """
 
     suffixes: tuple[str, ...]

@@ -22,6 +22,7 @@ MAX_SEQUENTIAL_TOKENS: Final = 16
 rms_norm = row_ops.rms_norm
 add_rms_norm = row_ops.add_rms_norm
 layer_norm = row_ops.layer_norm
+add_layer_norm = row_ops.add_layer_norm
 silu_and_mul = partial(row_ops.gated, activation="silu")
 gelu_and_mul = partial(row_ops.gated, activation="gelu")
 gelu_tanh_and_mul = partial(row_ops.gated, activation="gelu_tanh")

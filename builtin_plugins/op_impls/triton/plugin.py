@@ -6,6 +6,7 @@ OPS = {
     "rms_norm": "RMS norm, small rows several to a program",
     "add_rms_norm": "residual sum and RMS norm in one pass",
     "layer_norm": "layer norm in one pass",
+    "add_layer_norm": "residual sum and layer norm in one pass",
     "silu_and_mul": "SiLU and product without temporaries",
     "gelu_and_mul": "exact GELU and product without temporaries",
     "gelu_tanh_and_mul": "tanh GELU and product without temporaries",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from core_kernels.floats import TABLE_SIZE, FloatOps
@@ -20,6 +20,9 @@ from builtin_plugins.quant_methods.cpu_packed.group_sizes import (
 )
 from builtin_plugins.quant_methods.stored.layouts import Layout, LayoutSpec, ScaledFloats
 from core.api import ModelError
+
+if TYPE_CHECKING:
+    from core.model_spec.quant_method import QuantizedInputs
 
 Ops = FloatOps | QuantizedOps
 MakeOps = Callable[[ScaledFloats | None], Ops]
@@ -150,6 +153,11 @@ class PackedFloats:
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
         return self._ops.linear(x, layer.weight, self._rows)  # type: ignore[arg-type]
+
+    def quantized_inputs(self) -> QuantizedInputs | None:
+        """Return kernels that write x as these kernels multiply it; None: x is plain."""
+        find = getattr(self._ops, "inputs", None)
+        return None if find is None else find(self._rows, self._width, self._dtype)
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""

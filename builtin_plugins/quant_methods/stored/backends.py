@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class LinearBackend(Protocol):
-    """Stores one layout on a device and multiplies by it. `LinearMethod.backend_for` returns it."""
+    """Stores one layout on a device and multiplies by it. `LinearMethod.backend_for` returns it.
+
+    Optional: `quantized_inputs()` of a `LinearMethod`.
+    """
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype

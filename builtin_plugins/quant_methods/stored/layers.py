@@ -22,6 +22,7 @@ from core.api import ModelError
 
 if TYPE_CHECKING:
     from builtin_plugins.quant_methods.stored.formats import StoredFormat
+    from core.model_spec.quant_method import QuantizedInputs
     from core.model_spec.weight_shard import WeightShard
 
 
@@ -133,6 +134,11 @@ class StoredLinear:
             own_rows.backend.apply(own_rows.holder, x) for own_rows in self._distinct
         ]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+    def quantized_inputs(self, layer: nn.Module) -> QuantizedInputs | None:
+        """Return the kernels of the backend; None without them, or with several backends."""
+        find = getattr(self._distinct[0].backend, "quantized_inputs", None)
+        return None if find is None or len(self._distinct) > 1 else find()
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""

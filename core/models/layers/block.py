@@ -21,7 +21,7 @@ from core.models.layers.hyper_connections import HyperConnection
 from core.models.layers.latent_attention import LatentAttention
 from core.models.layers.mlp import Mlp
 from core.models.layers.moe import Moe, ParallelMoe
-from core.models.layers.norm import Norm, make_norm, optional_norm
+from core.models.layers.norm import Norm, RmsNorm, make_norm, optional_norm
 from core.models.layers.recurrent import Recurrent, make_recurrent
 from core.models.layers.residual import (
     AffineResidual,
@@ -145,11 +145,14 @@ class Block(nn.Module):
         after = norm(layer.attention_out, names.attention_out)
         mlp_in = norm(layer.mlp_in, names.mlp_in)
         mlp_out = norm(layer.mlp_out, names.mlp_out)
+        hyper = spec.hyper_connections
+        usual = hyper is None and not layer.affine_sums
+        if usual and not (layer.parallel or layer.post_norm or layer.normed_residual):
+            _write_for_readers(self, before, mlp_in)
         mixing, feeding = layer.normed_residual or (None, None)
         join = partial(_make_join, sums=layer.post_norm)
         parts: list[tuple[ResidualJoin | HyperConnection, Sublayer]] = []
         self.parallel_mlp_norm: Norm | None = None
-        hyper = spec.hyper_connections
         if hyper is not None:
             connect = partial(HyperConnection, hyper, spec.hidden_size, weights=weights)
             parts.append((connect(before, f"{prefix}.{names.hyper_attention}"), self._mix))
@@ -169,7 +172,6 @@ class Block(nn.Module):
             parts.append((join(before, after, layer.residual_scale, factors=mixing), self._mix))
         if self.cross is not None:
             parts.append((join(self.cross.norm_in, self.cross.norm_out), self._cross))
-        usual = hyper is None and not layer.affine_sums
         if self.mlp is not None and not layer.parallel and usual:
             parts.append((join(mlp_in, mlp_out, layer.residual_scale, factors=feeding), self._feed))
         self.joins = nn.ModuleList(way for way, _ in parts)
@@ -290,6 +292,17 @@ class Block(nn.Module):
     def _both(self, x: torch.Tensor, stream: torch.Tensor, step: ForwardContext) -> torch.Tensor:
         fed = x if self.parallel_mlp_norm is None else self.parallel_mlp_norm(stream)
         return self._mix(x, stream, step) + self._feed(fed, stream, step)
+
+
+def _write_for_readers(block: Block, attention_in: Norm | None, mlp_in: Norm | None) -> None:
+    """Let norms quantize their outputs where a single layer reads them."""
+    attention = block.attention
+    if isinstance(attention, Attention) and isinstance(attention_in, RmsNorm):
+        alone = attention.gate is None and block.recurrent is None
+        if alone and attention.spec.in_scale == 1.0:
+            attention_in.write_for(attention.qkv)
+    if isinstance(block.mlp, Mlp) and isinstance(mlp_in, RmsNorm) and block.delayed_moe is None:
+        mlp_in.write_for(block.mlp.up)
 
 
 def _make_cross(

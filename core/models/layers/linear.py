@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.contracts.models import BuildContext
-    from core.model_spec.quant_method import LinearMethod
+    from core.model_spec.quant_method import LinearMethod, QuantizedInputs
     from core.models.layers.weights import WeightMap
 
 
@@ -190,7 +191,7 @@ class Linear(QuantizedLayer):
     def forward(self, x: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return this rank's output rows, or the summed output of split columns.
 
-        `tokens`: the tokens of the step in x; None: all in order.
+        x may be rows of `input_kernels`. `tokens`: the tokens of the step in x; None: all in order.
         """
         if self._apply_with_bias is not None and self.adapter is None:
             return self._apply_with_bias(self, x)
@@ -204,6 +205,18 @@ class Linear(QuantizedLayer):
         if self._split == "columns":
             out = self._group.all_reduce(out)
         return out if self.bias is None else out.add_(self.bias)  # type: ignore[no-any-return]
+
+    def input_kernels(self) -> QuantizedInputs | None:
+        """Return kernels that quantize x where it is computed; None: x is plain, as adapters are
+        applied to it.
+        """
+        return self._quantized_inputs if self.adapter is None else None
+
+    @cached_property
+    def _quantized_inputs(self) -> QuantizedInputs | None:
+        find: Callable[[nn.Module], QuantizedInputs | None] | None
+        find = getattr(self.method, "quantized_inputs", None)
+        return None if find is None else find(self)
 
     def _local(self, slices: Sequence[Slice]) -> dict[str, slice]:
         """Return the rows of each slice on this rank."""

@@ -70,11 +70,15 @@ class Mlp(nn.Module):
         if spec.limit is not None:
             self.activate = partial(clamped, self.activate, limit=spec.limit)
         self._gated_linear = _gated_linear(spec, self.up, context)
+        self._activation = spec.activation
         self._group = context.group
         self._gate_scale = spec.gate_scale
         self._out_scale = spec.out_scale
         prefix = f"{layer}.{names.mlp_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, spec.width, context, weights, prefix)
+        has_op = hasattr(context.ops, f"{spec.activation}_and_mul")
+        is_plain = self.inner_norm is None and spec.limit is None
+        self._may_quantize = spec.gated and has_op and is_plain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
@@ -85,13 +89,16 @@ class Mlp(nn.Module):
         return x if self._out_scale == 1.0 else x * self._out_scale
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activation(gate(x)) * up(x), or activation(up(x)) without a gate."""
+        """Return activation(gate(x)) * up(x), or activation(up(x)) without a gate, as `down` or the
+        inner norm reads it.
+        """
         if self._gated_linear is not None and self.up.adapter is None:
-            return self._gated_linear(x, self.up.get_parameter("weight"))
+            return self._gated_linear(x, self.up.get_parameter("weight"), bias=self.up.bias)
         x = self.up(x)
         if self._gate_scale != 1.0:
             x[:, self.up.slices["gate"]] *= self._gate_scale
-        return self.activate(x)
+        kernels = self.down.input_kernels() if self._may_quantize else None
+        return self.activate(x) if kernels is None else kernels.gated(x, self._activation)
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -114,11 +121,10 @@ def make_activation(
 
 def _gated_linear(
     spec: MlpSpec, up: Linear, context: BuildContext
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+) -> Callable[..., torch.Tensor] | None:
     """Return product and activation as one op, where the device has it for such a layer."""
     applies = getattr(type(up.method), "apply", None)
-    is_plain = applies is PlainLinear.apply and up.bias is None and spec.gate_scale == 1.0
-    is_plain = is_plain and spec.limit is None
+    is_plain = applies is PlainLinear.apply and spec.gate_scale == 1.0 and spec.limit is None
     known = hasattr(context.ops, f"{spec.activation}_and_mul")
     op = context.ops.gated_linear
     if op is None or not (spec.gated and is_plain and known):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -36,14 +36,26 @@ class RmsNorm(nn.Module):
             )
         else:
             self.weight = nn.Parameter(torch.ones(width, dtype=context.dtype), requires_grad=False)
+        self._reader: Linear | None = None
+
+    def write_for(self, reader: Linear) -> None:
+        """Return rows as `reader` multiplies them, quantized or not; nothing else may read them."""
+        object.__setattr__(self, "_reader", reader)  # not a submodule
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised x."""
-        return self._norm(x, self.weight, self._eps, self._offset)
+        norm = self._op("rms_norm", self._norm)
+        return norm(x, self.weight, self._eps, self._offset)  # type: ignore[no-any-return]
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised sum and the sum; may modify both inputs."""
-        return self._add_norm(x, residual, self.weight, self._eps, self._offset)
+        norm = self._op("add_rms_norm", self._add_norm)
+        return norm(x, residual, self.weight, self._eps, self._offset)  # type: ignore[no-any-return]
+
+    def _op(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the op of this name that writes what the reader multiplies."""
+        kernels = None if self._reader is None else self._reader.input_kernels()
+        return plain if kernels is None else getattr(kernels, name)
 
 
 class LayerNorm(nn.Module):
@@ -61,6 +73,7 @@ class LayerNorm(nn.Module):
         self.register_parameter("bias", bias)
         self._eps = spec.eps
         self._norm = context.ops.layer_norm
+        self._add_norm = context.ops.add_layer_norm
         if weight is not None:
             weights.add(
                 f"{prefix}.weight",
@@ -76,8 +89,7 @@ class LayerNorm(nn.Module):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised sum and the sum."""
-        total = x + residual
-        return self.forward(total), total
+        return self._add_norm(x, residual, self.weight, self.bias, self._eps)
 
 
 class Affine(nn.Module):

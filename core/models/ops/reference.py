@@ -46,6 +46,14 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual); the sum is rounded to x's dtype first."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """Return silu(gate) * up for x = [..., gate | up]: half as wide."""
     gate, up = x.chunk(2, -1)
@@ -173,9 +181,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """Return activation(gate) * up for [gate | up] = x @ weight.T, weight [2 * width, hidden]."""
-    return GATED[activation](linear(x, weight))
+def gated_linear(x: Tensor, weight: Tensor, activation: str, bias: Tensor | None = None) -> Tensor:
+    """Return activation(gate) * up for [gate | up] = x @ weight.T + bias, weight [2 * width,
+    hidden].
+    """
+    return GATED[activation](linear(x, weight, bias))
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

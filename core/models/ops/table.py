@@ -21,6 +21,7 @@ def reference_ops() -> OpTable:
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         layer_norm=reference.layer_norm,
+        add_layer_norm=reference.add_layer_norm,
         silu_and_mul=reference.silu_and_mul,
         gelu_and_mul=reference.gelu_and_mul,
         gelu_tanh_and_mul=reference.gelu_tanh_and_mul,

@@ -126,6 +126,7 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             weight = draw(2 * width, hidden) * hidden**-0.5
             for activation in ("silu", "gelu", "gelu_tanh", "relu"):
                 yield draw(num_rows, hidden), weight, activation
+            yield draw(num_rows, hidden), weight, "silu", draw(2 * width)
         yield draw(3, 36)[:, :16], draw(10, 36)[:, :16], "silu"  # rows with gaps between
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
@@ -148,6 +149,9 @@ def _row_examples(op: str, draw: Draw, x: torch.Tensor, width: int) -> Iterator[
     elif op == "layer_norm":
         yield x, draw(width), draw(width), 1e-5
         yield x, draw(width), None, 1e-5
+    elif op == "add_layer_norm":
+        yield x, x.flip(0) * 3, draw(width), draw(width), 1e-5
+        yield x, x.flip(0) * 3, draw(width), None, 1e-5
     elif op == "linear":
         yield x, draw(7, width) * width**-0.5, None
         yield x, draw(7, width) * width**-0.5, draw(7)

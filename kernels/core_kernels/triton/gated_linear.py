@@ -1,4 +1,4 @@
-"""A gated product in one launch: activation(x @ gate.T) * (x @ up.T).
+"""A gated product in one launch: activation(x @ gate.T + bias) * (x @ up.T + bias).
 
 For few rows, where a step waits for launches and weights; more rows take two launches.
 """
@@ -27,8 +27,8 @@ TWO_LAUNCHES: Final = LaunchConfig(0, 0, 0)
 AUTOTUNE: Final = Autotuner("gated-linear", (*LAUNCH_CONFIGS, TWO_LAUNCHES))
 
 
-def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """Return activation(gate) * up for [gate | up] = x @ weight.T, x [n, hidden] and weight
+def gated_linear(x: Tensor, weight: Tensor, activation: str, bias: Tensor | None = None) -> Tensor:
+    """Return activation(gate) * up for [gate | up] = x @ weight.T + bias, x [n, hidden] and weight
     [2 * width, hidden] with contiguous rows.
 
     `activation` is a key of `ACTIVATIONS`. Gate and up are rounded to the dtype of x.
@@ -36,28 +36,30 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     count, hidden = x.shape
     width = len(weight) // 2
     if not 0 < count <= MAX_ROWS or x.stride(1) != 1:
-        return gated(linear(x, weight), activation)
+        return gated(linear(x, weight, bias), activation)
     out = x.new_empty(count, width)
     rows = row_bucket(count)
 
     def launch(config: LaunchConfig) -> None:
         nonlocal out
         if config == TWO_LAUNCHES:
-            out = gated(linear(x, weight), activation)
+            out = gated(linear(x, weight, bias), activation)
             return
         _gated_product[(triton.cdiv(width, config.columns),)](
-            x, x.stride(0), weight, weight[width:], weight.stride(0), out, count, width, hidden,
+            x, x.stride(0), weight, weight[width:], weight.stride(0), bias,
+            None if bias is None else bias[width:], out, count, width, hidden,
             ACTIVATION=ACTIVATIONS[activation], ROWS=rows, COLUMNS=config.columns, INNER=INNER,
             WIDE=uses_float32(x), num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
 
-    AUTOTUNE.launch(x.device, (rows, width, hidden, activation, str(x.dtype)), launch)
+    has_bias = bias is not None
+    AUTOTUNE.launch(x.device, (rows, width, hidden, activation, str(x.dtype), has_bias), launch)
     return out
 
 
 @triton.jit(do_not_specialize=["count"])
 def _gated_product(
-    x, x_row, gate_weight, up_weight, weight_row, out, count, width, hidden,
+    x, x_row, gate_weight, up_weight, weight_row, gate_bias, up_bias, out, count, width, hidden,
     ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -78,6 +80,9 @@ def _gated_product(
         other = tl.load(up_weight + at_weight, mask=there, other=0.0)
         gate = product(read, tl.trans(one), gate, WIDE)
         up = product(read, tl.trans(other), up, WIDE)
+    if gate_bias is not None:
+        gate += tl.load(gate_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(up_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     kind = out.dtype.element_ty
     found = activated(gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32), ACTIVATION)
     tl.store(

@@ -1,16 +1,21 @@
-"""Row operations: norms in float32, gated activations and the rotary embedding."""
+"""Row operations: norms in float32, gated activations and the rotary embedding.
+
+Norms and activations also write rows in eight-bit floats, for products that read them so.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
+from core_kernels.triton.float8 import Float8Rows, store_float8
 from core_kernels.triton.launching import Rows, next_power_of_2, rows_of, sigmoid, tanh, warps
 
 Tensor = torch.Tensor
+Target = TypeVar("Target", Tensor, Float8Rows)
 
 ELEMENTS = 4096
 """Elements per program; short rows (heads) share a program."""
@@ -18,14 +23,14 @@ ELEMENTS = 4096
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Return x / rms(x) * (weight + offset) over the last dimension, as a new contiguous tensor."""
-    return _normed(x, weight, None, eps, offset, centred=False)
+    return normed(x, _like(x), weight, None, eps, offset, centred=False)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Return (x - mean) / deviation * weight + bias over the last dimension, as a new contiguous
     tensor.
     """
-    return _normed(x, weight, bias, eps, 0.0, centred=True)
+    return normed(x, _like(x), weight, bias, eps, 0.0, centred=True)
 
 
 def add_rms_norm(
@@ -33,24 +38,27 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual) as new contiguous tensors.
 
-    The sum is next_power_of_2 before the norm.
+    The sum is rounded before the norm.
     """
-    out, total = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    rows = rows_of(x)
-    others = rows_of(residual)
-    if rows.count and rows.width:
-        per, block = _norm_shape(rows)
-        _add_norm[(triton.cdiv(rows.count, per),)](
-            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride,
-            others.tensor, others.inner, others.outer_stride, others.inner_stride,
-            out, total, weight, rows.count, eps, offset,
-            WIDTH=rows.width, ROWS=per, BLOCK=block, num_warps=warps(per * block),
-        )  # fmt: skip
-    return out, total
+    out = _like(x)
+    return out, sum_normed(x, residual, out, weight, None, eps, offset, centred=False)
 
 
-def _normed(
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual) as new contiguous tensors.
+
+    The sum is rounded before the norm.
+    """
+    out = _like(x)
+    return out, sum_normed(x, residual, out, weight, bias, eps, 0.0, centred=True)
+
+
+def sum_normed(
     x: Tensor,
+    residual: Tensor,
+    out: Tensor | Float8Rows,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
@@ -58,16 +66,56 @@ def _normed(
     *,
     centred: bool,
 ) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    """Write the norm of x + residual to `out`; return the sum as a new contiguous tensor."""
+    total = _like(x)
+    rows = rows_of(x)
+    others = rows_of(residual)
+    if rows.count and rows.width:
+        per, block = _norm_shape(rows)
+        values, scales, group = _target(out, rows.width, block)
+        _add_norm[(triton.cdiv(rows.count, per),)](
+            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride,
+            others.tensor, others.inner, others.outer_stride, others.inner_stride,
+            values, scales, total, weight, bias, rows.count, eps, offset,
+            WIDTH=rows.width, ROWS=per, BLOCK=block, CENTRED=centred, GROUP=group,
+            num_warps=warps(per * block),
+        )  # fmt: skip
+    return total
+
+
+def normed(
+    x: Tensor,
+    out: Target,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    *,
+    centred: bool,
+) -> Target:
+    """Write the norm of x to `out` and return it; `centred`: the mean is subtracted first."""
     rows = rows_of(x)
     if rows.count and rows.width:
         per, block = _norm_shape(rows)
+        values, scales, group = _target(out, rows.width, block)
         _norm[(triton.cdiv(rows.count, per),)](
-            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride, out, weight, bias,
-            rows.count, eps, offset,
-            WIDTH=rows.width, ROWS=per, BLOCK=block, CENTRED=centred, num_warps=warps(per * block),
+            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride, values, scales, weight,
+            bias, rows.count, eps, offset,
+            WIDTH=rows.width, ROWS=per, BLOCK=block, CENTRED=centred, GROUP=group,
+            num_warps=warps(per * block),
         )  # fmt: skip
     return out
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _target(out: Tensor | Float8Rows, width: int, block: int) -> tuple[Tensor, Tensor | None, int]:
+    """Return where elements and scales are written, and the elements of a block that share one."""
+    if isinstance(out, Float8Rows):
+        return out.codes, out.scales, block if out.group == width else out.group
+    return out, None, 0
 
 
 def _norm_shape(rows: Rows) -> tuple[int, int]:
@@ -76,16 +124,13 @@ def _norm_shape(rows: Rows) -> tuple[int, int]:
     return min(max(1, ELEMENTS // block), next_power_of_2(rows.count)), block
 
 
-@triton.jit(do_not_specialize=["count", "eps", "offset"])
-def _norm(
-    x, inner, outer_stride, inner_stride, out, weight, bias, count, eps, offset,
+@triton.jit
+def _store_normed(
+    x, wide, mine, row, element, out, scales, weight, bias, count, eps, offset,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    element = tl.arange(0, BLOCK)
-    mine = (row < count)[:, None] & (element < WIDTH)[None, :]
-    at = row // inner * outer_stride + row % inner * inner_stride
-    wide = tl.load(x + at[:, None] + element[None, :], mask=mine, other=0.0).to(tl.float32)
+    """Store the norm of float32 rows `wide`, in eight bits if there are `scales`."""
     if CENTRED:
         wide = tl.where(mine, wide - (tl.sum(wide, 1) / WIDTH)[:, None], 0.0)
     wide *= tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
@@ -96,17 +141,37 @@ def _norm(
         )
     if bias is not None:
         wide += tl.load(bias + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out + row[:, None] * WIDTH + element[None, :], wide.to(out.dtype.element_ty), mask=mine
-    )
+    if scales is not None:
+        rounded = wide.to(x.dtype.element_ty).to(tl.float32)
+        store_float8(out, scales, rounded, row, 0, count, WIDTH, ROWS, BLOCK, GROUP)
+    else:
+        to = out + row[:, None] * WIDTH + element[None, :]
+        tl.store(to, wide.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit(do_not_specialize=["count", "eps", "offset"])
+def _norm(
+    x, inner, outer_stride, inner_stride, out, scales, weight, bias, count, eps, offset,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    element = tl.arange(0, BLOCK)
+    mine = (row < count)[:, None] & (element < WIDTH)[None, :]
+    at = row // inner * outer_stride + row % inner * inner_stride
+    wide = tl.load(x + at[:, None] + element[None, :], mask=mine, other=0.0).to(tl.float32)
+    _store_normed(
+        x, wide, mine, row, element, out, scales, weight, bias, count, eps, offset, WIDTH, ROWS,
+        BLOCK, CENTRED, GROUP,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "eps", "offset"])
 def _add_norm(
     x, inner, outer_stride, inner_stride, residual, other_inner, other_outer_stride,
     other_inner_stride,
-    out, total, weight, count, eps, offset, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, scales, total, weight, bias, count, eps, offset, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     element = tl.arange(0, BLOCK)
@@ -120,15 +185,15 @@ def _add_norm(
     whole = row[:, None] * WIDTH + element[None, :]
     summed = wide.to(total.dtype.element_ty)
     tl.store(total + whole, summed, mask=mine)
-    wide = summed.to(tl.float32)
-    wide *= tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
-    wide *= (
-        tl.load(weight + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :] + offset
-    )
-    tl.store(out + whole, wide.to(out.dtype.element_ty), mask=mine)
+    _store_normed(
+        x, summed.to(tl.float32), mine, row, element, out, scales, weight, bias, count, eps, offset,
+        WIDTH, ROWS, BLOCK, CENTRED, GROUP,
+    )  # fmt: skip
 
 
 GATED_BLOCK: Final = 1024
+"""Elements per program of an activation, and of one that writes a scale for a whole row."""
+MAX_GATED_BLOCK: Final = 16384
 ACTIVATIONS: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "swiglu_clamped": 4}
 
 
@@ -138,15 +203,28 @@ def gated(x: Tensor, activation: str) -> Tensor:
 
     `activation` is a key of `ACTIVATIONS`; the product is rounded once.
     """
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    write_gated(x, activation, out)
+    return out
+
+
+def write_gated(x: Tensor, activation: str, out: Tensor | Float8Rows) -> None:
+    """Write activation(gate) * up to `out`; with one scale per row, at most `MAX_GATED_BLOCK`
+    elements.
+    """
     half = x.shape[-1] // 2
-    out = x.new_empty(*x.shape[:-1], half)
     rows = rows_of(x)
     if rows.count and half:
-        _gated[rows.count, triton.cdiv(half, GATED_BLOCK)](
-            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride, out, half,
-            ACTIVATION=ACTIVATIONS[activation], GATED_BLOCK=GATED_BLOCK, num_warps=4,
+        block = GATED_BLOCK
+        if isinstance(out, Float8Rows) and out.group == half:
+            block = next_power_of_2(half)
+        values, scales, group = _target(out, half, block)
+        _gated[rows.count, triton.cdiv(half, block)](
+            rows.tensor, rows.inner, rows.outer_stride, rows.inner_stride, values, scales,
+            rows.count, half,
+            ACTIVATION=ACTIVATIONS[activation], BLOCK=block, GROUP=group,
+            num_warps=max(4, warps(block)),
         )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -170,24 +248,26 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
         return gate * sigmoid(gate * 1.702) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gated(
-    x,
-    inner,
-    outer_stride,
-    inner_stride,
-    out,
-    half,
-    ACTIVATION: tl.constexpr,
-    GATED_BLOCK: tl.constexpr,
-):
+    x, inner, outer_stride, inner_stride, out, scales, count, half,
+    ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    element = tl.program_id(1) * GATED_BLOCK + tl.arange(0, GATED_BLOCK)
+    first = tl.program_id(1) * BLOCK
+    element = first + tl.arange(0, BLOCK)
     at = x + row // inner * outer_stride + row % inner * inner_stride + element
     gate = tl.load(at, mask=element < half, other=0.0).to(tl.float32)
     up = tl.load(at + half, mask=element < half, other=0.0).to(tl.float32)
     found = activated(gate, up, ACTIVATION)
-    tl.store(out + row * half + element, found.to(out.dtype.element_ty), mask=element < half)
+    if scales is not None:
+        rounded = found.to(x.dtype.element_ty).to(tl.float32)
+        store_float8(
+            out, scales, rounded[None, :], row + tl.arange(0, 1), first, count, half, 1, BLOCK,
+            GROUP,
+        )  # fmt: skip
+    else:
+        tl.store(out + row * half + element, found.to(out.dtype.element_ty), mask=element < half)
 
 
 HEADS_AT_ONCE = 8

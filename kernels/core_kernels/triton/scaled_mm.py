@@ -1,6 +1,7 @@
 """FP8 GEMM with `torch._scaled_mm`; rows of x are quantized in Triton.
 
-`torch._scaled_mm` takes one scale per row of either side, or one per 128 elements.
+`torch._scaled_mm` takes one scale per row of either side, or one per 128 elements. Rows may be
+quantized by the kernel that computes them (`Float8Inputs`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from core_kernels.triton import row_ops
+from core_kernels.triton.float8 import Float8Rows, nearest, scale_of
 from core_kernels.triton.launching import next_power_of_2, warps
 from core_kernels.triton.quantized import ALIGNED, WHOLE_ROW, FloatOps
 
 Tensor = torch.Tensor
 
-HIGHEST: Final = tl.constexpr(448.0)
-"""Maximum of float8_e4m3fn."""
 BLOCK: Final = 128
 MAX_AT_ONCE: Final = 4096
 """Maximum elements per program step."""
@@ -30,66 +31,94 @@ class ScaledFloatOps(FloatOps):
     products use unquantized x.
     """
 
-    def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
-        """Return x @ weight.T, [..., rows]."""
+    def linear(
+        self, x: Tensor | Float8Rows, weight: Tensor, rows: int, order: Tensor | None = None
+    ) -> Tensor:
+        """Return x @ weight.T, [..., rows]. `Float8Rows` are those of `inputs`."""
+        if isinstance(x, Float8Rows):
+            return self._multiply(x, weight, rows)
         width = x.shape[-1]
-        if not (self._is_multiplied(x, rows, width) and x.numel()):
+        if not (self._multiplies(x.dtype, rows, width) and x.numel()):
             return super().linear(x, weight, rows, order)
-        views = self.parts(weight, rows, width)
-        values, scales = round_rows(x.reshape(-1, width), self.group)
-        out = torch._scaled_mm(
-            values,
+        out = self._multiply(round_rows(x.reshape(-1, width), self.group), weight, rows)
+        return out.view(*x.shape[:-1], rows)
+
+    def inputs(self, rows: int, width: int, dtype: torch.dtype) -> Float8Inputs | None:
+        """Return kernels that write x for a weight [rows, width]; None: x is not quantized."""
+        return Float8Inputs(self.group) if self._multiplies(dtype, rows, width) else None
+
+    def _multiply(self, x: Float8Rows, weight: Tensor, rows: int) -> Tensor:
+        views = self.parts(weight, rows, x.values.shape[1])
+        if not len(x.values):
+            return x.scales.new_empty(0, rows, dtype=x.dtype)
+        return torch._scaled_mm(
+            x.values,
             views.codes.view(self.kind).T,
-            scale_a=scales,
+            scale_a=x.scales,
             scale_b=views.scales,
             out_dtype=x.dtype,
         )
-        return out.view(*x.shape[:-1], rows)
 
-    def _is_multiplied(self, x: Tensor, rows: int, width: int) -> bool:
-        known = self.kind is torch.float8_e4m3fn and x.dtype is torch.bfloat16
+    def _multiplies(self, dtype: torch.dtype, rows: int, width: int) -> bool:
+        known = self.kind is torch.float8_e4m3fn and dtype is torch.bfloat16
         return (
             known and self.group in (WHOLE_ROW, BLOCK) and not (rows % ALIGNED or width % ALIGNED)
         )
 
 
-def round_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Return x [n, width] as float8_e4m3fn, and its float32 scales [n, groups], stored group by
-    group.
+class Float8Inputs:
+    """Norms and activations that write rows as `ScaledFloatOps.linear` multiplies them.
+
+    Results equal those of `row_ops`, then `round_rows`, bit by bit.
     """
+
+    def __init__(self, group: int) -> None:
+        """`group`: elements per scale."""
+        self._group = group
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Float8Rows:
+        """Return the normalised rows of x [n, width]."""
+        out = Float8Rows.empty(len(x), x.shape[1], self._group, x)
+        row_ops.normed(x, out, weight, None, eps, offset, centred=False)
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Float8Rows, Tensor]:
+        """Return the normalised rows of x + residual, and that sum, not quantized."""
+        out = Float8Rows.empty(len(x), x.shape[1], self._group, x)
+        total = row_ops.sum_normed(x, residual, out, weight, None, eps, offset, centred=False)
+        return out, total
+
+    def gated(self, x: Tensor, activation: str) -> Float8Rows:
+        """Return activation(gate) * up for x = [n, gate | up]."""
+        width = x.shape[1] // 2
+        if self._group > width > row_ops.MAX_GATED_BLOCK:  # a scale needs all of its elements
+            return round_rows(row_ops.gated(x, activation), self._group)
+        out = Float8Rows.empty(len(x), width, self._group, x)
+        row_ops.write_gated(x, activation, out)
+        return out
+
+
+def round_rows(x: Tensor, group: int) -> Float8Rows:
+    """Return the rows of x [n, width], with a scale for each `group` of elements."""
     count, width = x.shape
     group = min(group, width)
-    groups = triton.cdiv(width, group)
-    values = torch.empty((count, width), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((groups, count), dtype=torch.float32, device=x.device)
+    out = Float8Rows.empty(count, width, group, x)
     at_once = min(MAX_AT_ONCE, next_power_of_2(group))
-    _round[count, groups](
+    _round[count, triton.cdiv(width, group)](
         x,
         x.stride(0),
         x.stride(1),
-        values.view(torch.uint8),
-        scales,
+        out.codes,
+        out.scales,
         count,
         width,
         group,
         AT_ONCE=at_once,
         num_warps=warps(at_once),
     )
-    return values, scales.T if groups > 1 else scales.view(count, 1)
-
-
-@triton.jit
-def _nearest(x):
-    """Return the bytes of the nearest e4m3 floats, ties to even.
-
-    Uses the bits of float32: the interpreter's conversion rounds differently.
-    """
-    size = tl.minimum(tl.abs(x), HIGHEST)
-    bits = size.to(tl.int32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    small = ((size + 16384.0 - 16384.0) * 512.0).to(tl.int32)  # subnormals have steps of 2^-9
-    sign = tl.where(x < 0.0, 0x80, 0)
-    return (tl.where(size < 0.015625, small, normal) | sign).to(tl.uint8)
+    return out
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -105,9 +134,9 @@ def _round(x, x_row, x_element, values, scales, count, width, group, AT_ONCE: tl
             tl.float32
         )
         broken = tl.max(tl.where(read == read, 0, 1)) > 0
-        highest = tl.where(broken, float("inf"), tl.maximum(highest, tl.max(tl.abs(read))))
-    # A NaN or infinity makes the scale NaN: in eight bits it could become finite.
-    scale = tl.where(highest == float("inf"), float("nan"), highest / HIGHEST)
+        largest = tl.max(tl.where(read == read, tl.abs(read), 0.0))
+        highest = tl.where(broken, float("inf"), tl.maximum(highest, largest))
+    scale, divisor = scale_of(highest)
     tl.store(scales + tl.program_id(1) * count + row, scale)
     for at in range(first, end, AT_ONCE):
         element = at + tl.arange(0, AT_ONCE)
@@ -116,6 +145,6 @@ def _round(x, x_row, x_element, values, scales, count, width, group, AT_ONCE: tl
         )
         tl.store(
             values + row * width + element,
-            _nearest(read / tl.where(scale == 0.0, 1.0, scale)),
+            nearest(read / divisor),
             mask=element < end,
         )

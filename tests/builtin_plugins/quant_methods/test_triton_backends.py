@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from core_kernels.triton import scaled_mm
 from core_kernels.triton.quantized import FloatOps, QuantizedOps
-from core_kernels.triton.scaled_mm import ScaledFloatOps
+from core_kernels.triton.scaled_mm import ScaledFloatOps, round_rows
 
 from benchmarks.gpu.counting_gpu import LaunchCounter
+from builtin_plugins.models import llama
+from builtin_plugins.op_impls.triton import ops as triton_ops
 from builtin_plugins.quant_methods.cpu_packed.floats import PackedFloatExperts, PackedFloats
 from builtin_plugins.quant_methods.cpu_packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.rtn.method import Int4, Int8
@@ -21,9 +24,11 @@ from builtin_plugins.quant_methods.triton.method import Float8Weights, TritonWei
 from builtin_plugins.quant_methods.triton.plugin import engine_quant_methods
 from core.config import EngineConfig
 from core.model_spec.parallel import ParallelGroup
+from core.models.layers.decoder import Decoder
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap
-from core.testing.one_sequence import plain_context
+from core.models.ops.table import reference_ops
+from core.testing.one_sequence import Session, plain_context, read_config
 from tests.builtin_plugins.quant_methods.writers import float_formats as float_formats_writers
 from tests.builtin_plugins.quant_methods.writers import mxfp4 as mxfp4_writers
 from tests.builtin_plugins.quant_methods.writers.kernel_formats import CASES, LLAMA, gptq_case
@@ -101,6 +106,47 @@ def test_activations_are_rounded_only_for_w8a8_checkpoints() -> None:
         for more in ({}, {"weight_block_size": [128, 128]})
     )
     assert (by_row.activation_bits, by_block.activation_bits) == (8, 8)
+
+
+def test_fp8_inputs_are_quantized_where_they_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only attention outputs take a launch of their own; logits are equal bit by bit."""
+    write, quant = float_formats_writers.CASES["fp8 of tensors"]
+    stored, _ = quantize(plain_tensors(LLAMA, tmp_path), write)
+    own_ops = {name: getattr(triton_ops, name) for name in ("rms_norm", "silu_and_mul")}
+    table = replace(reference_ops(), add_rms_norm=triton_ops.add_rms_norm, **own_ops)
+    rounded: list[torch.Tensor] = []
+
+    def counted(x: torch.Tensor, group: int) -> Any:
+        rounded.append(x)
+        return round_rows(x, group)
+
+    def found() -> torch.Tensor:
+        rounded.clear()
+        context = replace(plain_context(dtype=torch.bfloat16), quant=quant(), ops=table)
+        spec = llama.spec(read_config(tmp_path))
+        decoder = Decoder(spec, replace(context, plain=Float8Weights()))
+        decoder.load_weights(stored.items())
+        return Session(decoder).step([*range(100, 105)])
+
+    monkeypatch.setattr(scaled_mm, "round_rows", counted)
+    fused = found()
+    layers = len(llama.spec(read_config(tmp_path)).layers)
+    assert len(rounded) == layers
+    monkeypatch.setattr(ScaledFloatOps, "inputs", lambda *unused: None)
+    assert torch.equal(fused, found())
+    assert len(rounded) == 4 * layers
+
+
+def test_layers_with_adapters_get_plain_inputs() -> None:
+    context = replace(plain_context(), plain=TritonWeights())
+    layer = Linear(context, WeightMap(), "layer", 8, [Slice("out", 5)])
+    kernels = object()
+    vars(layer.method)["quantized_inputs"] = lambda layer: kernels
+    assert layer.input_kernels() is kernels
+    layer.adapter = lambda layer, x, out, tokens=None: out
+    assert layer.input_kernels() is None
 
 
 def test_bias_is_added_by_the_product_unless_ranks_are_summed() -> None:

@@ -12,7 +12,7 @@ from core_kernels.triton.block_copy import BlockCopier, copy_blocks, write_kv
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 from core_kernels.triton.quantized import QuantizedOps
-from core_kernels.triton.scaled_mm import round_rows
+from core_kernels.triton.scaled_mm import Float8Inputs, round_rows
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops
@@ -151,8 +151,12 @@ def quantized(lay: Layout, dtype: torch.dtype) -> Pairs:
         x = torch.randn(3, width).to(dtype)
         yield numbers.linear(lay(x), weight, 5).float(), x.float() @ plain.T
         yield numbers.rows(weight, 5, width, torch.tensor([4, 0])), plain[[4, 0]]
-        values, steps = round_rows(lay(x), 32)
+        values, steps = round_rows(lay(x), 32)[:2]
         yield values.float() * steps.repeat_interleave(32, 1)[:, :width], _rounded(x, 32)
+        normed = reference.rms_norm(x, x[0], 1e-6, 1.0)
+        rows = Float8Inputs(32).rms_norm(lay(x), lay(x[0]), 1e-6, 1.0)
+        found = rows.values.float() * rows.scales.repeat_interleave(32, 1)[:, :width]
+        yield found, _rounded(normed, 32)
 
 
 def _rounded(x: Tensor, group: int) -> Tensor:

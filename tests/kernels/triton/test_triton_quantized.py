@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_kernels.triton import scaled_mm
+from core_kernels.triton import row_ops, scaled_mm
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
-from core_kernels.triton.scaled_mm import ScaledFloatOps, round_rows
+from core_kernels.triton.scaled_mm import Float8Inputs, ScaledFloatOps, round_rows
 
 from builtin_plugins.quant_methods.cpu_packed.floats import write_rows
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Layout, ScaledFloats
@@ -155,7 +155,7 @@ def test_rows_are_rounded_with_a_scale_per_group(group: int) -> None:
     x[0, ::7] = 0.5  # far larger than the others
     x[1] = 0
     x[3, 5] = float("nan")
-    values, scales = round_rows(x, group)
+    values, scales = round_rows(x, group)[:2]
     assert scales.shape == (4, 1 if group == WHOLE_ROW else 2)
     assert group == WHOLE_ROW or scales.stride() == (1, 4)
     own = scales.repeat_interleave(min(group, 200), 1)[:, :200]
@@ -165,6 +165,40 @@ def test_rows_are_rounded_with_a_scale_per_group(group: int) -> None:
     found = values.float() * own
     assert found[3, 5].isnan()
     assert bool(found[3, 199].isnan()) == (group == WHOLE_ROW)
+
+
+@pytest.mark.parametrize("group", [WHOLE_ROW, 128])
+@pytest.mark.parametrize("width", [144, 1168])
+def test_norms_and_activations_write_what_rounding_their_results_gives(
+    group: int, width: int
+) -> None:
+    inputs = Float8Inputs(group)
+    x = torch.randn(5, width + 8).bfloat16()[:, :width]  # rows with gaps between
+    x[1] = 0
+    x[2, 7] = float("nan")
+    residual = torch.randn(5, width).bfloat16()
+    weight = torch.randn(width).bfloat16()
+    norm = weight, 1e-6, 1.0
+    both = torch.cat([x, residual], 1)
+    both[3, 5] = float("inf")
+    expected_sum = row_ops.add_rms_norm(x, residual, *norm)
+    found_sum = inputs.add_rms_norm(x, residual, *norm)
+    torch.testing.assert_close(found_sum[1], expected_sum[1], rtol=0, atol=0, equal_nan=True)
+    for found, expected in (
+        (inputs.rms_norm(x, *norm), row_ops.rms_norm(x, *norm)),
+        (found_sum[0], expected_sum[0]),
+        (inputs.gated(both, "silu"), row_ops.gated(both, "silu")),
+    ):
+        rounded = round_rows(expected, group)
+        assert torch.equal(found.codes, rounded.codes)
+        torch.testing.assert_close(found.scales, rounded.scales, rtol=0, atol=0, equal_nan=True)
+        assert found.scales.stride() == rounded.scales.stride()
+
+
+def test_activations_of_long_rows_with_one_scale_take_two_launches() -> None:
+    x = torch.randn(1, 2 * (row_ops.MAX_GATED_BLOCK + 16)).bfloat16()
+    found = Float8Inputs(WHOLE_ROW).gated(x, "relu")
+    assert torch.equal(found.codes, round_rows(row_ops.gated(x, "relu"), WHOLE_ROW).codes)
 
 
 def by_blocks(
@@ -197,7 +231,7 @@ def test_fp8_gemm_uses_scaled_mm(group: int, monkeypatch: pytest.MonkeyPatch) ->
     x = torch.randn(2, 3, width).bfloat16()
     if group == 128:
         monkeypatch.setattr(torch, "_scaled_mm", by_blocks)
-    values, scales = round_rows(x.view(6, width), group)
+    values, scales = round_rows(x.view(6, width), group)[:2]
     rounded = values.float() * scales.repeat_interleave(min(group, width), 1)
     found = ops.linear(x, weight, rows)
     expected = (rounded @ layout.dequantize().T).view(2, 3, rows)

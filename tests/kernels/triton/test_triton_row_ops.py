@@ -75,6 +75,17 @@ def test_layer_norm(dtype: torch.dtype, weighted: bool, shifted: bool) -> None:
             )
 
 
+@pytest.mark.parametrize("shifted", [True, False])
+def test_add_layer_norm(dtype: torch.dtype, shifted: bool) -> None:
+    for x in rows(dtype):
+        if x.shape[-1] > 1:  # as above
+            weight, bias = torch.randn(2, x.shape[-1]).to(dtype)
+            given = x.flip(0) * 3, weight, bias if shifted else None, 1e-5
+            expected = reference.add_layer_norm(x, *given)
+            for found, part in zip(ops.add_layer_norm(x, *given), expected, strict=True):
+                assert_same(found, part)
+
+
 @pytest.mark.parametrize(
     "op", ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul"]
 )
