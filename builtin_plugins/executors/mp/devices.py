@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from builtin_plugins.launchers.api import is_local, num_nodes
-from builtin_plugins.platforms.api import VISIBLE_GPUS, visible_gpus
+from builtin_plugins.platforms.api import ALLOW_EQUAL_NUMBERS, VISIBLE_GPUS, visible_gpus
 from core.api import ConfigError, EngineConfig
 
 
@@ -25,7 +25,7 @@ def device_environment(
         return {}
     if len(gpus) < num_ranks:
         raise ConfigError(
-            f"--tensor-parallel-size: got {num_ranks} ranks; expected at most one for each of "
-            f"{len(gpus)} GPUs. Lower it, or use --device cpu."
+            f"--tensor-parallel-size, --pipeline-parallel-size: got {num_ranks} ranks; expected at "
+            f"most one for each of {len(gpus)} GPUs. Lower them, or use --device cpu."
         )
-    return {VISIBLE_GPUS: gpus[rank]}
+    return {VISIBLE_GPUS: gpus[rank], ALLOW_EQUAL_NUMBERS: "1"}

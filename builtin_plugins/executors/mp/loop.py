@@ -55,7 +55,8 @@ def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
         own = own_address(channel.host, f"host of {start.process}") if channel.host else LOOPBACK
         backend = getattr(platform, "process_group", partial(gloo, host=own))
         partition = layer_partition(config)
-        groups = meet(place, start.rank, tensor, pipeline, backend, partition)
+        ranks = start.rank, tensor, pipeline
+        groups = meet(place, *ranks, backend, partition, platform.device)
         channel.stage("loading the model")
         return groups
 

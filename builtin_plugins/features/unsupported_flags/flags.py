@@ -38,7 +38,6 @@ NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
     ),
     **dict.fromkeys(
         (
-            "disable_custom_all_reduce",
             "disable_cascade_attn",
             "skip_mm_profiling",
         ),

@@ -114,7 +114,6 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "cpu_distributed_timeout_seconds": (Number, None),
         "prefill_context_parallel_size": (int, 1),
         "ray_workers_use_nsight": (bool, False),
-        "disable_custom_all_reduce": (bool, False),
         "enable_batch_sharded_sampling": (bool | None, None),
         "enable_hc_sp": (bool, False),
         "enable_nccl_comm_suspend": (bool, False),

@@ -1,7 +1,8 @@
 """CUDA graphs of small steps, one per number of tokens; decode-only steps have their own.
 
 A graph reads and writes fixed memory. So token ids, positions and attention plans of a step are
-copied to static buffers before a replay (`AttentionBackend.graph_support`).
+copied to static buffers before a replay (`AttentionBackend.graph_support`). Transfers between
+pipeline stages are not part of it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class _Recorded:
     """Static buffers of the step."""
     plans: dict[int, Any]
     """Static plans, by the first layer that uses each."""
+    received: torch.Tensor | None
+    """Static buffer of the previous pipeline stage's output."""
     run: Callable[[], object]
     out: torch.Tensor
 
@@ -106,7 +109,8 @@ class CudaGraphModel:
         mixed: bool,
     ) -> None:
         """`mixed`: capture mixed steps, too, if the attention backend's plans support it."""
-        self._model = model
+        self._model: Any = model
+        self._forward = getattr(model, "forward_stage", lambda batch, received: model(batch))
         self._sizes = frozenset(sizes)
         self._max_model_len = max_model_len
         self._recorder = recorder
@@ -119,6 +123,13 @@ class CudaGraphModel:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [num_tokens, hidden]."""
+        if not hasattr(self._model, "forward_stage"):
+            return self._run(batch, None)
+        hidden: torch.Tensor = self._model.send(self._run(batch, self._model.receive(batch)))
+        return hidden
+
+    def _run(self, batch: ForwardBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Return the output of this stage for that of the previous one."""
         moved = getattr(self._model, "storage_version", 0)
         if moved != self._moved:  # captured graphs hold stale addresses
             self._recorded.clear()
@@ -132,37 +143,41 @@ class CudaGraphModel:
             or size not in self._sizes
             or not self._can_replay(batch, decodes)
         ):
-            return self._model(batch)
+            return self._forward(batch, received)
         recorded = self._recorded.get(kind)
         if recorded is None:
             if (
                 kind not in self._seen
             ):  # a plain call first, which compiles kernels and warms up libraries
                 self._seen.add(kind)
-                return self._model(batch)
-            recorded = self._record(batch)
+                return self._forward(batch, received)
+            recorded = self._record(batch, received)
             if recorded is None:
-                return self._model(batch)
+                return self._forward(batch, received)
             self._forget_older(adapters)
             self._recorded[kind] = recorded
         recorded.batch.input_ids.copy_(batch.input_ids)
         recorded.batch.positions.copy_(batch.positions)
+        if recorded.received is not None and received is not None:
+            recorded.received.copy_(received)
         for layer, plan in recorded.plans.items():
             plan.copy_from(batch.attention[layer])
         recorded.run()
         return recorded.out.clone()
 
-    def _record(self, batch: ForwardBatch) -> _Recorded | None:
+    def _record(self, batch: ForwardBatch, received: torch.Tensor | None) -> _Recorded | None:
         """Return the captured step; None if the model cannot be captured (not tried again)."""
         try:
-            self._model(self._own(batch)[0])  # kernels may recompile for other alignments
+            static = None if received is None else received.clone()
+            # Kernels may recompile for other alignments.
+            self._forward(self._own(batch)[0], static)
             own, plans = self._own(batch)
-            run, out = self._recorder.record(lambda: self._model(own))
+            run, out = self._recorder.record(lambda: self._forward(own, static))
         except (_Refused, RuntimeError) as error:
             self._refused.add(batch.adapter_set)
             log.info("steps are not recorded: %s", error)
             return None
-        return _Recorded(own, plans, run, out)
+        return _Recorded(own, plans, static, run, out)
 
     def _can_replay(self, batch: ForwardBatch, decodes: bool) -> bool:
         """Return whether a step has only the inputs of a captured step."""

@@ -20,6 +20,8 @@ from builtin_plugins.platforms.cuda.cuda_graphs import (
     GraphRecorder,
     capture_sizes,
 )
+from builtin_plugins.platforms.cuda.peer_memory import PeerMemory, SymmetricMemory, is_one_host
+from builtin_plugins.platforms.cuda.process_group import DeviceGroup
 from builtin_plugins.platforms.cuda.stream import DeviceStream
 from builtin_plugins.platforms.recording import RecordingOptions
 from core.api import ConfigError, EngineConfig
@@ -46,11 +48,12 @@ class GpuPlatform:
     device = "cuda"
     overlaps = True
     has_collectives = True
-    """Whether tensor-parallel ranks each get a device and communicate, by NCCL."""
+    """Whether ranks each get a device and communicate, by NCCL."""
 
     def __init__(self) -> None:
         self._mixed = False
         self._max_model_len = 1
+        self._has_peer_memory = True
         self._is_started = False
 
     @property
@@ -69,35 +72,47 @@ class GpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Store the settings of steps. Raises `ConfigError` for pipeline stages, invalid graph
-        settings, and settings of the CPU kernels.
+        """Store the settings of steps. Raises `ConfigError` for ranks that cannot communicate,
+        invalid graph settings, and settings of the CPU kernels.
         """
         if isa := config.options.get("isa"):
             raise ConfigError(
                 f"--isa: got {isa}; expected none, because {self.name} runs no CPU kernels. "
                 "Remove it, or use --device cpu."
             )
-        parallel = config.parallel
-        if parallel.pipeline_parallel_size > 1:
-            raise ConfigError(
-                f"--pipeline-parallel-size: got {parallel.pipeline_parallel_size}; expected 1 on "
-                f"{self.name}. Use --tensor-parallel-size, or --device cpu."
-            )
-        if parallel.tensor_parallel_size > 1 and not self.has_collectives:
-            raise ConfigError(
-                f"--tensor-parallel-size: got {parallel.tensor_parallel_size}; expected 1 on "
-                f"{self.name}. Remove it, or use --device cpu."
-            )
+        for field in ("tensor_parallel_size", "pipeline_parallel_size"):
+            size = getattr(config.parallel, field)
+            if size > 1 and not self.has_collectives:
+                raise ConfigError(
+                    f"--{field.replace('_', '-')}: got {size}; expected 1 on {self.name}. Remove "
+                    "it, or use --device cpu."
+                )
         self._mixed = RecordingOptions.from_config(config).mixed
         self._max_model_len = config.model.max_model_len or 1
+        self._has_peer_memory = not config.options.get("disable_custom_all_reduce", False)
         self._is_started = True
 
-    def process_group(self, store: Any, rank: int, size: int) -> Any:
-        """Return a group of ranks that communicate by NCCL, on their devices' streams."""
-        backend = _dist.ProcessGroupNCCL
-        options = backend.Options()
+    def process_group(self, store: Any, rank: int, size: int) -> DeviceGroup:
+        """Return a group of ranks that communicate on their devices' streams: by NCCL, and small
+        sums through each other's memory unless `--disable-custom-all-reduce`.
+        """
+        backend = self._backend(store, rank, size)
+
+        def connect() -> PeerMemory | None:
+            uses_peers = self._has_peer_memory and is_one_host(store, rank, size)
+            return self._peer_memory(backend, store, rank, size) if uses_peers else None
+
+        return DeviceGroup(backend, size, connect)
+
+    def _backend(self, store: Any, rank: int, size: int) -> Any:
+        """Return a process group of NCCL."""
+        options = _dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
-        return backend(store, rank, size, options)
+        return _dist.ProcessGroupNCCL(store, rank, size, options)
+
+    def _peer_memory(self, backend: Any, store: Any, rank: int, size: int) -> PeerMemory:
+        """Return memory that all ranks read. Raises `RuntimeError` if devices do not support it."""
+        return SymmetricMemory(backend, store, rank, size)
 
     def pick_dtype(self, checkpoint_dtype: str) -> str:
         """Return the checkpoint's dtype, but float16 for bfloat16 on devices without it."""

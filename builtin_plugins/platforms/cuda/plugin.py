@@ -11,8 +11,9 @@ def engine_check_settings(config: EngineConfig) -> None:
 
 @hookimpl
 def engine_options() -> list[Option]:
-    """Return the options of recorded steps, for all platforms."""
-    return recording.options()
+    """Return the options of recorded steps, for all platforms, and of ranks."""
+    text = "Sum over tensor-parallel GPUs by NCCL only, not through each other's memory."
+    return [*recording.options(), Option("disable_custom_all_reduce", bool, False, text)]
 
 
 @hookimpl

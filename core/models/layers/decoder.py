@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -31,6 +31,7 @@ from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.pooling import Dense, PoolingHead
 from core.models.layers.positions import Rotary, position_table
 from core.models.layers.residual import ForwardContext, add_residual
+from core.models.layers.stage_weights import ignored_patterns
 from core.models.layers.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from core.models.layers.indexer import Indexer
     from core.models.layers.recurrent import Recurrent
     from core.models.layers.state import LayerCache
-
-TRAINING_HEADS: Final = "v_head.*"
-"""Value heads of reinforcement learning, which training tools store with the model."""
 
 
 class Decoder(nn.Module):
@@ -54,7 +52,7 @@ class Decoder(nn.Module):
         self._own = context.pipeline.layers(len(spec.layers))
         self.weights = WeightMap(
             rename=names.rename,
-            ignored=[*names.ignored, *_ignored_patterns(spec, self._own, context)],
+            ignored=[*names.ignored, *ignored_patterns(spec, self._own, context)],
             base=names.base,
         )
         """Expected tensors; a multi-part model adds this map to its own (`WeightMap.add_map`)."""
@@ -200,9 +198,28 @@ class Decoder(nn.Module):
 
         After `capture_hidden_states`, the captured states follow along the second axis.
         """
+        return self.send(self.forward_stage(batch, self.receive(batch)))
+
+    def receive(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """Return what the previous stage sends; None on the first stage."""
+        if self.embed is not None:
+            return None
+        like = batch.input_ids
+        size = self.spec.stream_width
+        return self._pipeline.receive(like.new_empty(len(like), size, dtype=self._dtype))
+
+    def send(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Send the output of this stage to the next one, and return it."""
+        if not self._pipeline.is_last:
+            size = self.spec.stream_width  # without captured hidden states
+            self._pipeline.send(hidden[:, :size] if self._captured_layers else hidden)
+        return hidden
+
+    def forward_stage(self, batch: ForwardBatch, received: torch.Tensor | None) -> torch.Tensor:
+        """Return the output of this stage's layers; the part of a step that platforms record."""
         for rotary in self._rotaries:
             rotary.begin_step(batch.rope_positions)
-        x = self._enter(batch)
+        x = self._embed(batch) if received is None else received
         plans = [*batch.attention, batch.counts]
         step = ForwardContext(batch.positions, plans, token_ids=batch.input_ids)
         step.item_states = batch.item_states
@@ -222,8 +239,6 @@ class Decoder(nn.Module):
         if self.stream_sum is not None:
             x = self.stream_sum(x)
         out, stream = add_residual(self.norm, x, residual)
-        if not self._pipeline.is_last:
-            self._pipeline.send(stream)
         if len(self._blocks) in self._captured_layers:
             captured.append(stream)
         return torch.cat((out, *captured), dim=1) if captured else out
@@ -236,22 +251,16 @@ class Decoder(nn.Module):
             x = x * self._embed_scale
         return self.embed_in(x) if self.embed_in is not None and not self.spec.embed_in_last else x
 
-    def _enter(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return the input of this stage's first layer."""
-        if self.embed is None:
-            shape = (batch.input_ids.shape[0], self.spec.stream_width)
-            return self._pipeline.receive(
-                torch.empty(shape, dtype=self._dtype, device=batch.input_ids.device)
-            )
+    def _embed(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the input of the first layer, on the first stage."""
         x = self.embedded(batch.input_ids) if batch.embeddings is None else batch.embeddings
         if self.embed_norm is not None and self.spec.embed_norm_first:
             x = self.embed_norm(x)
         if self.positions is not None:
             x = x + self._embedding(batch.positions, self.positions[self.spec.position_offset :])
         if self.token_types is not None:
-            types = (
-                batch.token_types if len(self.token_types) > 1 else None
-            )  # the tokenizer may have more types than the model
+            # The tokenizer may have more types than the model.
+            types = batch.token_types if len(self.token_types) > 1 else None
             x = x + (
                 self.token_types[0] if types is None else self._embedding(types, self.token_types)
             )
@@ -264,23 +273,14 @@ class Decoder(nn.Module):
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, numbers]: the pooling head's output for pooled hidden states."""
         assert self.pooling_head is not None, "only the last stage of a pooling model has one"
-        result: torch.Tensor = self.pooling_head(
-            self.logits(hidden) if self.head is not None else hidden
-        )
+        read = hidden if self.head is None else self.logits(hidden)
+        result: torch.Tensor = self.pooling_head(read)
         return result
 
     @property
     def facts(self) -> dict[str, bytes]:
         """Facts for admission: the encoder's limits, the tower's, the width of embeddings."""
-        spec = self.spec.encoder
-        facts = {}
-        if spec is not None and self.encoder is not None:
-            facts["encoder"] = _encoder_facts(spec, self.encoder.max_len, self.vocab_size)
-        if self.tower is not None:
-            facts[MULTIMODAL] = msgspec.msgpack.encode(self.tower.facts)
-        if self.encoder is None and self.pooling_head is None:
-            facts[PROMPT_EMBEDS] = msgspec.msgpack.encode(self.spec.hidden_size)
-        return facts
+        return _facts_of(self)
 
     def logits(self, hidden: torch.Tensor, tokens: Tokens | None = None) -> torch.Tensor:
         """Return logits [n, vocab] in float32; `tokens` as in `GeneratingModel.logits`."""
@@ -313,6 +313,18 @@ def _with_prompt_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
     return torch.nn.functional.pad(logits, (0, count), value=float("-inf")) if count else logits
 
 
+def _facts_of(decoder: Decoder) -> dict[str, bytes]:
+    spec = decoder.spec.encoder
+    facts = {}
+    if spec is not None and decoder.encoder is not None:
+        facts["encoder"] = _encoder_facts(spec, decoder.encoder.max_len, decoder.vocab_size)
+    if decoder.tower is not None:
+        facts[MULTIMODAL] = msgspec.msgpack.encode(decoder.tower.facts)
+    if decoder.encoder is None and decoder.pooling_head is None:
+        facts[PROMPT_EMBEDS] = msgspec.msgpack.encode(decoder.spec.hidden_size)
+    return facts
+
+
 def _per_layer_inputs(
     decoder: Decoder, batch: ForwardBatch, x: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
@@ -326,36 +338,6 @@ def _per_layer_inputs(
             ids = torch.where(ids == placeholder, spec.padding_token, ids)
     inputs: torch.Tensor = decoder.per_layer_inputs(ids, x)
     return inputs.unbind(1)
-
-
-def _ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> list[str]:
-    """Return patterns of tensors of other pipeline stages, and of heads that only training has."""
-    names = spec.names
-    stage = context.pipeline
-    others = [TRAINING_HEADS]
-    stored = spec.stored_layers or range(len(spec.layers))
-    mine = {stored[index] for index in own}
-    others += [f"{names.layer_prefix(at)}.*" for at in stored if at not in mine]
-    others += [
-        f"{names.layer_prefix(at)}.{names.indexer}.*"
-        for at, layer in zip(stored, spec.layers, strict=True)
-        if getattr(layer.attention, "indexer", None) is not None
-        and (layer.index_source_layer is not None or not spec.selects_tokens(layer))
-    ]
-    if not stage.is_first:
-        others += [
-            f"{prefix}.*"
-            for prefix in (names.positions, names.token_types, names.embed_in, names.embed_norm)
-        ]
-        if not (stage.is_last and spec.tied_head and spec.has_head):
-            others.append(f"{names.embed}.weight")
-    if not stage.is_last:
-        others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
-        head = spec.pooling.head if spec.pooling is not None else ()
-        others += [f"{name}.*" for dense in head for name in (dense.name, dense.norm_name) if name]
-    elif not spec.has_head:
-        others += [f"{names.embed_out}.*", f"{names.head}.*"]
-    return others
 
 
 def _list_caching(

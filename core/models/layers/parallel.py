@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -55,11 +55,13 @@ def meet(
     pipeline: int,
     connect: Connect = gloo,
     partition: Sequence[int] = (),
+    device: str = "cpu",
 ) -> tuple[ParallelGroup, Pipeline]:
     """Return this rank's tensor-parallel group and pipeline; blocks until both are complete.
 
     `place` is a folder that is private to the ranks of one model, or `tcp://HOST:PORT` of a store.
     Ranks are numbered stage by stage, with `tensor` ranks per stage. `partition` as in `Pipeline`.
+    `device`: that of the tensors that groups from `connect` transfer.
     """
     store = _open_store(place, tensor * pipeline)
     stage, tensor_rank = divmod(rank, tensor)
@@ -70,12 +72,18 @@ def meet(
     group = (
         ParallelGroup()
         if tensor == 1
-        else Group(group_of(f"tensor {stage}", tensor_rank, tensor), tensor, tensor_rank)
+        else Group(group_of(f"tensor {stage}", tensor_rank, tensor), tensor, tensor_rank, device)
     )
     if pipeline == 1:
         return group, Pipeline()
     stages = group_of(f"pipeline {tensor_rank}", stage, pipeline)
-    return group, Chain(stages, pipeline, stage, partition)
+    # Transfers of other groups than Gloo's have no tags, and wait for each other.
+    answers = stages if _is_gloo(stages) else group_of(f"answers {tensor_rank}", stage, pipeline)
+    return group, Chain(stages, pipeline, stage, partition, answers, device)
+
+
+def _is_gloo(process_group: Any) -> bool:
+    return isinstance(process_group, getattr(_dist, "ProcessGroupGloo", ()))
 
 
 def _open_store(place: str, num_ranks: int) -> Any:
@@ -114,9 +122,11 @@ class TcpStore:
 class Group(ParallelGroup):
     """Tensor-parallel group: its ranks split every layer."""
 
-    def __init__(self, process_group: Any, size: int, rank: int) -> None:
+    def __init__(self, process_group: Any, size: int, rank: int, device: str = "cpu") -> None:
         super().__init__(size, rank)
         self._group = process_group
+        if not _is_gloo(process_group):  # others connect with the first sum, by the store
+            self.all_reduce(torch.zeros(1, device=device))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of x over the ranks, bitwise equal on all ranks."""
@@ -135,16 +145,42 @@ class Chain(Pipeline):
     """Pipeline of stages, each with a range of the layers."""
 
     def __init__(
-        self, process_group: Any, size: int, rank: int, partition: Sequence[int] = ()
+        self,
+        process_group: Any,
+        size: int,
+        rank: int,
+        partition: Sequence[int] = (),
+        answers: Any = None,
+        device: str = "cpu",
     ) -> None:
+        """`answers`: the group for answers of the last stage; default: `process_group`."""
         super().__init__(size, rank, partition)
         self._group = process_group
+        self._answer_group = process_group if answers is None else answers
         self._hidden = _Sender(process_group, HIDDEN)
         self._small_hidden = _Sender(process_group, EAGER)
-        self._answers = _Sender(process_group, ANSWER)
-        self._is_eager = isinstance(process_group, getattr(_dist, "ProcessGroupGloo", ()))
-        if self._is_eager and not self.is_first:
+        self._answers = _Sender(self._answer_group, ANSWER)
+        self._is_eager = _is_gloo(process_group)
+        if not self._is_eager:
+            self._connecting = list(self._connect(device))
+        elif not self.is_first:
             self._inbox = _Inbox(process_group, rank - 1)
+
+    def _connect(self, device: str) -> Iterator[tuple[torch.Tensor, Any]]:
+        """Transfer a number between stages that send to each other; yield it and its transfer.
+
+        Groups other than Gloo's connect two ranks with their first transfer, by the store, which
+        exists only now.
+        """
+        last = self.size - 1
+        transfers = [(self._group, HIDDEN, stage, stage + 1) for stage in range(last)]
+        transfers += [(self._answer_group, ANSWER, last, stage) for stage in range(last)]
+        for group, tag, sender, receiver in transfers:
+            x = torch.zeros(1, device=device)
+            if self.rank == sender:
+                yield x, group.send([x], receiver, tag)
+            elif self.rank == receiver:
+                yield x, group.recv([x], sender, tag)
 
     def send(self, x: torch.Tensor) -> None:
         """Start to send x to the next stage; waits while the previous x is on its way.
@@ -173,7 +209,7 @@ class Chain(Pipeline):
         Sends to each stage: a broadcast takes the threads of a process group, and their wake-ups.
         """
         if not self.is_last:
-            return _Arrival(self._group.recv([x], self.size - 1, ANSWER)).wait
+            return _Arrival(self._answer_group.recv([x], self.size - 1, ANSWER)).wait
         self._answers.start(x, range(self.size - 1))
         return lambda: None
 

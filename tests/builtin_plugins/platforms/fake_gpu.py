@@ -32,6 +32,11 @@ class FakeRecorder:
         self.replays = 0
         self._calls: list[Callable[[], object]] | None = None
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether calls are recorded now."""
+        return self._calls is not None
+
     def add(self, call: Callable[[], object]) -> None:
         """Record a call that is no operation of torch's dispatcher, such as a collective."""
         if self._calls is not None:
@@ -134,6 +139,36 @@ class _RecordedGroup:
         FakeGpu.recorder.add(lambda: self._group.allgather(out, tensors).wait())
         return self._group.allgather(out, tensors)
 
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        """Send to a rank; a graph holds no transfer, and NCCL has no tags."""
+        assert not FakeGpu.recorder.is_recording
+        del tag
+        return self._group.send(tensors, rank, 0)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        """Receive from a rank, in order of its sends."""
+        assert not FakeGpu.recorder.is_recording
+        del tag
+        return self._group.recv(tensors, rank, 0)
+
+
+class FakePeerMemory:
+    """Peer memory by a backend's sums; `sums` has the numbers of shots and bytes."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.sums: list[tuple[int, int]] = []
+
+    def one_shot(self, x: torch.Tensor) -> None:
+        """Overwrite x with its sum over the ranks."""
+        self.sums.append((1, x.nbytes))
+        self._backend.allreduce([x]).wait()
+
+    def two_shot(self, x: torch.Tensor) -> None:
+        """Overwrite x with its sum over the ranks."""
+        self.sums.append((2, x.nbytes))
+        self._backend.allreduce([x]).wait()
+
 
 class _Event:
     def record(self) -> None:
@@ -160,9 +195,13 @@ class FakeGpu(GpuPlatform):
             Event=_Event,
         )
 
-    def process_group(self, store: Any, rank: int, size: int) -> Any:
+    def _backend(self, store: Any, rank: int, size: int) -> Any:
         """Return a group of Gloo instead of NCCL."""
         return _RecordedGroup(gloo(store, rank, size))
+
+    def _peer_memory(self, backend: Any, store: Any, rank: int, size: int) -> FakePeerMemory:
+        """Return memory that Gloo copies."""
+        return FakePeerMemory(backend)
 
     def wrap(self, model: Any, sizes: Sequence[int]) -> Callable[[Any], torch.Tensor]:
         """Return the model, recorded by this device."""

@@ -144,42 +144,38 @@ def split_over(**sizes: int) -> EngineConfig:
     return replace(config, parallel=replace(config.parallel, **sizes))
 
 
-def test_pipeline_stages_are_rejected_on_gpus() -> None:
-    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size: got 2; expected 1 on fake"):
-        FakeGpu().start(split_over(pipeline_parallel_size=2))
-
-
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 @pytest.mark.parametrize("made", [gpu.RocmPlatform, gpu.XpuPlatform])
-def test_tensor_parallel_ranks_need_collectives(made: Any) -> None:
-    two = split_over(tensor_parallel_size=2)
+def test_ranks_need_collectives(made: Any, kind: str) -> None:
+    two = split_over(**{f"{kind}_parallel_size": 2})
     FakeGpu().start(two)
-    with pytest.raises(
-        ConfigError, match=r"--tensor-parallel-size: got 2; expected 1 on (rocm|xpu)"
-    ):
+    message = rf"--{kind}-parallel-size: got 2; expected 1 on (rocm|xpu)"
+    with pytest.raises(ConfigError, match=message):
         made().start(two)
 
 
 def test_each_rank_gets_a_gpu_of_its_own() -> None:
     two = split_over(tensor_parallel_size=2)
     found = [device_environment(two, rank, ["4", "7", "8"]) for rank in range(2)]
-    assert found == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "7"}]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["4", "7"]
     assert device_environment(two, 1, []) == {}
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: got 2 ranks; .* 1 GPUs"):
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size, .*: got 2 ranks; .* 1 GPUs"):
         device_environment(two, 0, ["4"])
     assert device_environment(EngineConfig(), 0, ["4", "7"]) == {}
 
 
 @pytest.mark.slow
-def test_captured_tensor_parallel_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
-    """Ranks of the fake device communicate by Gloo, and repeat that in each replay."""
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+def test_captured_ranks_give_the_tokens_of_one(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """Ranks of the fake device communicate by Gloo; replays repeat reductions, and no transfers."""
     folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
     given = (
         prompts_of("LlamaForCausalLM", (6, 2)),
         SamplingParams(temperature=0.7, seed=3, max_tokens=8, ignore_eos=True),
     )
     whole = tokens_of(folder, *given, device="cpu", enforce_eager=True)
-    split = {"device": "fake", "plugins": PLUGINS, "tensor_parallel_size": 2}
-    assert tokens_of(folder, *given, **split) == whole
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    assert tokens_of(folder, *given, device="fake", plugins=PLUGINS, **sizes) == whole
 
 
 def test_cpu_instruction_set_is_rejected_on_a_gpu() -> None:

@@ -157,7 +157,6 @@ SAMPLES = {bool: [], int: ["7"], float: ["0.5"], str: ["x"]}
 
 WITHOUT_EFFECT = [
     "disable_cascade_attn",
-    "disable_custom_all_reduce",
     "skip_mm_profiling",
 ]
 """Options that switch a missing feature off: accepted with any value."""
@@ -190,7 +189,6 @@ def test_flag_that_is_not_served_is_parsed_and_rejected(name: str) -> None:
         "--cp-kv-cache-interleave-size 1",
         "--safetensors-load-strategy lazy",
         "--disable-cascade-attn",
-        "--disable-custom-all-reduce",
         "--skip-mm-profiling",
     ],
 )

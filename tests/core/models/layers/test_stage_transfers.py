@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.models.layers.parallel import EAGER_BUFFERS, EAGER_BYTES, Chain, meet
+from core.models.layers.parallel import EAGER_BUFFERS, EAGER_BYTES, Chain, gloo, meet
 
 LIMIT = EAGER_BYTES // 4
 """Numbers of the largest small tensor."""
@@ -84,3 +84,47 @@ def test_groups_other_than_gloo_send_when_the_next_stage_waits(
     first.send(numbers(64, 1))
     assert torch.equal(second.receive(torch.empty(64)), numbers(64, 1))
     assert first._small_hidden._works == []
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3)])
+def test_groups_other_than_gloo_connect_while_the_store_exists(
+    tensor: int, pipeline: int, tmp_path: Path
+) -> None:
+    """NCCL connects two ranks with their first transfer, and the store is gone after `meet`."""
+
+    class LateGroup:
+        """A group that counts its transfers."""
+
+        def __init__(self, store: Any, rank: int, size: int) -> None:
+            self._group = gloo(store, rank, size)
+            self.peers: list[int] = []
+
+        def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+            self.peers.append(-1)
+            return self._group.allreduce(tensors)
+
+        def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> None:
+            self.peers.append(rank)
+            self._group.send(tensors, rank, tag).wait()
+
+        def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> None:
+            self.peers.append(rank)
+            self._group.recv(tensors, rank, tag).wait()
+
+    def connected(rank: int) -> list[list[int]]:
+        made: list[LateGroup] = []
+
+        def connect(*where: Any) -> LateGroup:
+            made.append(LateGroup(*where))
+            return made[-1]
+
+        meet(str(tmp_path), rank, tensor, pipeline, connect)
+        return [group.peers for group in made]
+
+    ranks = range(tensor * pipeline)
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        found = list(threads.map(connected, ranks))
+    if pipeline == 1:
+        assert found == [[[-1]]] * 2
+    else:  # hidden states to the next stage, answers from the last one
+        assert found == [[[1], [2]], [[0, 2], [2]], [[1], [0, 1]]]
