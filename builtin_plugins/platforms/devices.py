@@ -11,7 +11,7 @@ GPUS: Final = Path("/proc/driver/nvidia/gpus")
 VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs of a process, as numbers or UUIDs."""
 ALLOW_EQUAL_NUMBERS: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
-"""Environment variable by which torch shares memory of ranks whose only GPU has the number 0."""
+"""Environment variable by which torch shares memory of ranks that each see one GPU, number 0."""
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, gpus: Path = GPUS) -> Sequence[str]:

@@ -25,7 +25,7 @@ def device_environment(
         return {}
     if len(gpus) < num_ranks:
         raise ConfigError(
-            f"--tensor-parallel-size, --pipeline-parallel-size: got {num_ranks} ranks; expected at "
-            f"most one for each of {len(gpus)} GPUs. Lower them, or use --device cpu."
+            f"--tensor-parallel-size, --pipeline-parallel-size: got {num_ranks} ranks; "
+            f"expected at most one for each of {len(gpus)} GPUs. Lower them, or use --device cpu."
         )
     return {VISIBLE_GPUS: gpus[rank], ALLOW_EQUAL_NUMBERS: "1"}

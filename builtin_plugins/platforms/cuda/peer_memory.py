@@ -75,7 +75,7 @@ def registered_group(backend: Any, store: Any, rank: int, size: int, device: str
 
 
 def is_one_host(store: Any, rank: int, size: int) -> bool:
-    """Return whether all ranks run on one host; blocks until all have asked."""
+    """Return whether all ranks run on one host; blocks until all call it."""
     store.set(f"host {rank}", socket.gethostname())
     return len({store.get(f"host {other}") for other in range(size)}) == 1
 
