@@ -47,3 +47,6 @@ def draw_weights(model: torch.nn.Module, seed: int) -> None:
                     torch.randn(buffer.shape, generator=generator) * 0.2
                     + name.endswith("layer_scalar")
                 )
+            # transformers 5.23 sets the last one of ZAYA, of no expert, to -1 after loading.
+            if name.endswith("balancing_biases"):
+                buffer.copy_(buffer - buffer[-1] - 1.0)

@@ -16,11 +16,11 @@ from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
 from core.models.layers.positions import RelativeBias
-from core.models.layers.weights import copy_weight, empty_parameter
+from core.models.layers.sinks import expect_sinks
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, Temperature
+    from core.model_spec.attention import AttentionSpec, Temperature
     from core.model_spec.layer import CrossAttentionSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.positions import Rotary
@@ -295,19 +295,6 @@ def _relative_bias(
     return weights.shared(
         prefix, lambda: RelativeBias(relative, spec.heads, context, weights, prefix)
     )
-
-
-def expect_sinks(
-    spec: AttentionSpec | LatentAttentionSpec, name: str, context: BuildContext, weights: WeightMap
-) -> nn.Parameter | None:
-    """Return the attention sinks of this rank's heads; None without sinks."""
-    if not spec.sinks:
-        return None
-    group = context.group
-    sinks = empty_parameter(group.share(spec.heads, "num_attention_heads"), dtype=context.dtype)
-    target = sinks.data
-    weights.add(name, (spec.heads,), lambda tensor: copy_weight(target, group.cut(tensor, 0)))
-    return sinks
 
 
 def _make_qkv(

@@ -15,11 +15,12 @@ from torch import nn
 from core.errors import ModelError
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import LatentKeys, SlidingLatents
-from core.models.layers.attention import expect_sinks, temperature_scale
+from core.models.layers.attention import temperature_scale
 from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm, optional_norm
+from core.models.layers.sinks import expect_sinks
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:

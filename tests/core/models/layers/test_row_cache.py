@@ -17,7 +17,7 @@ BLOCKS = 12
 
 
 class Rows:
-    """Sequences in which a row holds the sequence and the position of the token that completed it."""
+    """Sequences; a row holds the sequence and the position of the token that completed it."""
 
     def __init__(self, rate: int, rows_per_block: int, count: int) -> None:
         self.rate = rate
