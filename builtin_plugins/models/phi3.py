@@ -1,4 +1,6 @@
-"""Phi-3, Phi-4 mini and Phi-3.5-MoE: fused tensors or experts, partial and long RoPE."""
+"""Phi-3, Phi-4 mini, Phi-4 multimodal as text, Phi-3.5-MoE: fused tensors or experts, long RoPE."""
+
+from dataclasses import replace
 
 from builtin_plugins.models.mistral import MIXTRAL_NAMES
 from core.api import Entry, hookimpl
@@ -9,6 +11,8 @@ from core.model_spec.names import WeightNames
 
 HERE = "builtin_plugins.models.phi3"
 NAMES = WeightNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
+OTHER_PARTS = ("model.embed_tokens_extend.*", "*.lora_A.*", "*.lora_B.*")
+PHI4MM_NAMES = replace(NAMES, rename=((r"\.base_layer\.", "."),), ignored=OTHER_PARTS)
 
 
 @hookimpl
@@ -16,6 +20,7 @@ def engine_models() -> list[Entry]:
     """Return the architectures."""
     return [
         Entry("Phi3ForCausalLM", f"{HERE}:phi3", "Phi-3 and Phi-4 mini"),
+        Entry("Phi4MMForCausalLM", f"{HERE}:phi4mm", "Phi-4 multimodal's text, as published"),
         Entry("PhimoeForCausalLM", f"{HERE}:phimoe", "Phi-3.5-MoE"),
         Entry("PhiMoEForCausalLM", f"{HERE}:phimoe", "Phi-3.5-MoE"),
     ]
@@ -28,6 +33,11 @@ def phi3(hf_config: object) -> DecoderSpec:
     attention = facts.attention(window=facts.window())
     layer = pre_norm_layer(norm, attention=attention, mlp=facts.mlp())
     return DecoderSpec(**facts.decoder(layer), norm=norm, names=NAMES)
+
+
+def phi4mm(hf_config: object) -> DecoderSpec:
+    """Return the facts of the text part of Phi-4 multimodal."""
+    return replace(phi3(hf_config), names=PHI4MM_NAMES)
 
 
 def phimoe(hf_config: object) -> DecoderSpec:

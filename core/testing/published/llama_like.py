@@ -54,6 +54,15 @@ def _with_visual_experts(tensors: Tensors) -> None:
         tensors[name.replace("feed_forward", "feed_forward_ve")] = torch.ones_like(tensors[name])
 
 
+def _with_towers(tensors: Tensors) -> None:
+    """Add the towers of Phi-4 multimodal, and their adapters of the text part."""
+    for match, _ in take(dict(tensors), r"(.*)\.base_layer\.weight"):
+        for kind in ("vision", "speech"):
+            tensors[f"{match[1]}.lora_A.{kind}.weight"] = torch.ones(8, HIDDEN)
+            tensors[f"{match[1]}.lora_B.{kind}.weight"] = torch.ones(HIDDEN, 8)
+    tensors["model.embed_tokens_extend.image_embed.glb_GN"] = torch.ones(1, 1, 8)
+
+
 def _fuse_baichuan(tensors: Tensors) -> None:
     fuse(tensors, tuple(f"self_attn.{part}" for part in _QKV), "self_attn.W_pack")
 
@@ -196,7 +205,37 @@ _BLOCKS: Final = (
     {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": None, "no_op": True}},
 )
 
+_PHI4: Final = {
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
+_PHI4_ROPE: Final = {"rope_type": "longrope", "partial_rotary_factor": 0.75}
+
 LLAMA_LIKE: Final[Mapping[str, Published]] = {
+    "Phi4MMForCausalLM": Published(
+        "microsoft/Phi-4-multimodal-instruct",
+        partial(
+            of_class,
+            "Phi3ForCausalLM",
+            original_max_position_embeddings=48,
+            rope_parameters={**_PHI4, **_PHI4_ROPE, "rope_theta": 10_000.0},
+            tie_word_embeddings=True,
+            sliding_window=40,
+        ),
+        {
+            **_PLAIN,
+            "model_type": "phi4mm",
+            "original_max_position_embeddings": 48,
+            "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": {**_PHI4, "type": "longrope"},
+            "rope_theta": 10_000.0,
+            "sliding_window": 40,
+            "tie_word_embeddings": True,
+        },
+        ((r"(qkv_proj|o_proj|gate_up_proj|down_proj)\.weight", r"\1.base_layer.weight"),),
+        _with_towers,
+    ),
     "InternLMForCausalLM": Published(
         "internlm/internlm-7b",
         _llama(attention_bias=True, num_key_value_heads=4),
