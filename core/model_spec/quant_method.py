@@ -158,6 +158,21 @@ class ExpertsMethod(Protocol):
         """
 
 
+class PerHeadMethod(Protocol):
+    """How a matrix per head is stored: absorbed projections of latent attention, dequantized."""
+
+    def create(
+        self, layer: torch.nn.Module, heads: int, rows: int, width: int, dtype: torch.dtype
+    ) -> None:
+        """Register `weight` on `layer`."""
+
+    def load(self, layer: torch.nn.Module, matrices: torch.Tensor) -> None:
+        """Write the matrices [heads, rows, width], which may be a view with any strides."""
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return x [n, heads, width] times each head's matrix, [n, heads, rows]."""
+
+
 class QuantMethod(Protocol):
     """Chooses how the layers of a model store their weights.
 
@@ -167,6 +182,7 @@ class QuantMethod(Protocol):
     Optional members:
     - `experts(prefix) -> ExpertsMethod | None`, `embedding(prefix) -> EmbeddingMethod |
       None`, `head(prefix) -> LinearMethod | None`; None: weights as stored.
+    - `per_head(prefix) -> PerHeadMethod`, of a device's method for plain weights.
     - `kv_dtype(prefix) -> str | None`: KV cache dtype of this attention; None: the
       model's.
     - `check_used()`: called when the model is built; raises `ModelError` if the method applies to

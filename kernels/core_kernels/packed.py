@@ -124,8 +124,17 @@ class PackedOps:
 
         `choices` int64 holds the weight of each row in any order; rows of x are sorted by weight.
         """
-        flat = _readable(x, weights)
         counts = torch.bincount(choices.flatten(), minlength=len(weights))
+        return self._by_counts(x, weights, rows, counts)
+
+    def batched(self, x: Tensor, weights: Tensor, rows: int) -> Tensor:
+        """Return x [groups, n, width] times each group's weight, [groups, n, rows]."""
+        counts = torch.full((len(weights),), x.shape[1], dtype=torch.int64)
+        return self._by_counts(x.flatten(0, 1), weights, rows, counts).view(*x.shape[:2], rows)
+
+    def _by_counts(self, x: Tensor, weights: Tensor, rows: int, counts: Tensor) -> Tensor:
+        """Return the product of `counts[i]` consecutive rows of x with the i-th weight."""
+        flat = _readable(x, weights)
         out = x.new_empty(len(x), rows)
         self._grouped(
             out.data_ptr(), flat.data_ptr(), weights.data_ptr(), counts.data_ptr(), len(weights),

@@ -120,6 +120,21 @@ def test_grouped_gemm_uses_each_groups_weight(ops: PackedOps, dtype: torch.dtype
         assert torch.equal(found, torch.cat([found[:0], *alone]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batched_products_equal_those_of_single_rows(ops: PackedOps, dtype: torch.dtype) -> None:
+    weights = torch.randn(3, 50, 23).to(dtype)
+    own = ops.empty(50, 23, dtype, 3)
+    for index, weight in enumerate(weights):
+        ops.pack(own[index], 50, 0, weight)
+    for count in COUNTS:
+        x = torch.randn(count, 3, 23).to(dtype).transpose(0, 1)
+        found = ops.batched(x, own, 50)
+        assert found.shape == (3, count, 50)
+        for group, weight in enumerate(own):
+            alone = [ops.linear(row[None], weight, 50) for row in x[group]]
+            assert torch.equal(found[group], torch.cat([found[group, :0], *alone]))
+
+
 def test_mismatched_shapes_are_rejected(ops: PackedOps) -> None:
     own = packed(ops, torch.randn(20, 10))
     with pytest.raises(ValueError, match="does not fit"):

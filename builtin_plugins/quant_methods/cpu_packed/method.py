@@ -11,6 +11,7 @@ from torch import nn
 
 from builtin_plugins.quant_methods.cpu_packed import floats, ints
 from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
+from builtin_plugins.quant_methods.cpu_packed.per_head import PackedPerHead
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
 from core.model_spec.quant_method import ExpertsMethod, LinearMethod, QuantMethod
 from core.model_spec.weight_shard import WeightShard
@@ -46,6 +47,11 @@ class PackedWeights:
         """Return a new experts method."""
         del prefix
         return CpuExperts(self._ops, self._library)
+
+    def per_head(self, prefix: str) -> PackedPerHead:
+        """Return a new method for a matrix per head."""
+        del prefix
+        return PackedPerHead(self._ops)
 
 
 class PackedLinear:

@@ -14,6 +14,7 @@ from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindo
 from core.model_spec.kv import CrossAttention as CrossKV
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.mlp import narrow_sigmoid
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
 from core.models.layers.positions import RelativeBias
 from core.models.layers.sinks import expect_sinks
@@ -268,9 +269,11 @@ class Attention(nn.Module):
         if self.inner_norm is not None:
             out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
         if self.gate is not None:
-            gate = self.gate(x).sigmoid()
+            gate = self.gate(x)
             if self.spec.gate_per_head:
-                gate = gate.repeat_interleave(self.head_size, -1)
+                gate = narrow_sigmoid(gate).repeat_interleave(self.head_size, -1)
+            else:
+                gate = gate.sigmoid()
             out = out * gate
         elif self._gate_in_query:
             out = out * self._query_and_gate(product)[1].flatten(1).sigmoid()

@@ -448,7 +448,7 @@ def _make_head(
         )
     transform = None
     if spec.head_transform is not None:
-        transform = Dense(spec.head_transform, width, weights)
+        transform = Dense(spec.head_transform, width, weights, context.ops.linear)
         width = spec.head_transform.width
     head = Head(
         spec.vocab_size - spec.num_prompt_tokens,

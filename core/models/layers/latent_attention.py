@@ -20,8 +20,8 @@ from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm, optional_norm
+from core.models.layers.per_head import PerHead
 from core.models.layers.sinks import expect_sinks
-from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -145,14 +145,14 @@ class LatentAttention(nn.Module):
     def _expect_up(self, context: BuildContext, weights: WeightMap, prefix: str) -> None:
         """Expect kv_b_proj: per head the key rows, then the value rows."""
         spec = self.spec
-        self.key_up = empty_parameter(self.heads, spec.key_size, spec.rank, dtype=context.dtype)
-        self.value_up = empty_parameter(self.heads, spec.rank, spec.value_size, dtype=context.dtype)
+        self.key_up = PerHead(self.heads, spec.rank, spec.key_size, prefix, context)
+        self.value_up = PerHead(self.heads, spec.value_size, spec.rank, prefix, context)
         rows = spec.key_size + spec.value_size
 
         def take(own: torch.Tensor) -> None:
             own = own.view(-1, rows, spec.rank)
-            copy_weight(self.key_up.data, own[:, : spec.key_size])
-            copy_weight(self.value_up.data, own[:, spec.key_size :].transpose(1, 2))
+            self.key_up.load(own[:, : spec.key_size].transpose(1, 2))
+            self.value_up.load(own[:, spec.key_size :])
 
         own = self._group.own(spec.heads * rows)
         self.parts = UnpackedWeight(
@@ -184,9 +184,7 @@ class LatentAttention(nn.Module):
         shared = shared[:, None]
         if self._rotary is not None:
             rope_query, shared = self._rotary(rope_query, shared, positions)
-        latent_query = torch.bmm(nope_query.transpose(0, 1), self.key_up).transpose(
-            0, 1
-        )  # [n, heads, rank]
+        latent_query = self.key_up(nope_query)  # [n, heads, rank]
         if self.adapter is not None:
             latent_query = self.adapter(self, "key", nope_query, latent_query)
         key = torch.cat([latent[:, None], shared], dim=-1)
@@ -199,9 +197,7 @@ class LatentAttention(nn.Module):
         else:
             selected = self._select(x, read, positions, index_plan)
             sums = plan.attend(self.params, query, key, self.cache, selected)
-        values = torch.bmm(sums.transpose(0, 1), self.value_up).transpose(
-            0, 1
-        )  # [n, heads, value_size]
+        values = self.value_up(sums)  # [n, heads, value_size]
         if self.adapter is not None:
             values = self.adapter(self, "value", sums, values)
         if spec.query_gate:

@@ -13,7 +13,7 @@ from torch import nn
 from core.errors import ModelError
 from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear, Slice
-from core.models.layers.mlp import Mlp
+from core.models.layers.mlp import Mlp, narrow_sigmoid
 from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCORES: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "softmax": partial(torch.softmax, dim=-1),
-    "sigmoid": torch.sigmoid,
+    "sigmoid": narrow_sigmoid,
     "sqrt_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
 }
 """Scores of experts by name, from float32 router logits."""
@@ -201,12 +201,8 @@ class Moe(nn.Module):
             return out
         shared: torch.Tensor = self.shared(x)
         if self.shared_expert_gate is not None:
-            shared = (
-                shared
-                * self.shared_gate_adapter(
-                    x, self._ops.linear(x, self.shared_expert_gate)
-                ).sigmoid()
-            )
+            gate = self.shared_gate_adapter(x, self._ops.linear(x, self.shared_expert_gate))
+            shared = shared * narrow_sigmoid(gate)
         return out + shared
 
     def _logits(self, read: torch.Tensor, step: ForwardContext | None) -> torch.Tensor:

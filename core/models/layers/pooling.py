@@ -50,8 +50,15 @@ class PoolingHead(nn.Module):
 class Dense(nn.Module):
     """activation(x @ weight.T + bias), with an optional norm and residual."""
 
-    def __init__(self, spec: DenseSpec, width: int, weights: WeightMap) -> None:
+    def __init__(
+        self,
+        spec: DenseSpec,
+        width: int,
+        weights: WeightMap,
+        linear: Callable[..., torch.Tensor] = F.linear,
+    ) -> None:
         super().__init__()
+        self._linear = linear
         self._residual = spec.residual
         self._activate = ACTIVATIONS[spec.activation]
         self.weight = self._expect("weight", (spec.width, width), f"{spec.name}.weight", weights)
@@ -79,7 +86,7 @@ class Dense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, width]."""
-        out = self._activate(F.linear(x, self.weight, self.bias))
+        out = self._activate(self._linear(x, self.weight, self.bias))
         if self._norm is not None and self.norm_weight is not None:
             if self._norm.kind == "layer":
                 out = layer_norm(out, self.norm_weight, self.norm_bias, self._norm.eps)

@@ -11,7 +11,11 @@ import pytest
 from core_kernels.library import load_library
 
 from core import LLM, SamplingParams
-from core.testing.checkpoints import VOCAB
+from core.testing.checkpoints import ARCHITECTURES, VOCAB
+from core.testing.published.catalog import PUBLISHED
+from core.testing.tiny_encoder_decoders import DECODERS_ALONE
+from core.testing.tiny_linear import LINEAR
+from core.testing.tiny_recurrent import RECURRENT
 
 NUM_PROMPTS = 21
 SIZES = (2, 4, 8, NUM_PROMPTS)
@@ -20,6 +24,13 @@ LENGTHS = (1, 5, 16, 33, 60)
 FAMILIES = ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"]
 OTHERS = ["Gemma2ForCausalLM", "GptOssForCausalLM", "MistralForCausalLM", "Qwen3MoeForCausalLM"]
 Answer = list[tuple[int, list[tuple[int, float]]]]
+STATEFUL = {*LINEAR, *RECURRENT} - {"Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"}
+"""Architectures with recurrent layers: their scans depend on the length of a chunk."""
+GATED = {"AfmoeForCausalLM", "Dots3NoteForCausalLM"}
+"""With gates that fill no whole vectors in tiny sizes: torch's scalar sigmoid has other bits."""
+STATELESS = sorted(
+    {*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE} - STATEFUL - GATED - {*FAMILIES, *OTHERS}
+)
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 
@@ -75,6 +86,20 @@ def test_results_are_bitwise_batch_invariant(
     ) as llm:  # chunks, and a warm prefix cache
         assert answers(llm, NUM_PROMPTS) == alone
         assert answers(llm, NUM_PROMPTS) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", STATELESS)
+def test_decoders_without_recurrent_layers_are_bitwise_batch_invariant(
+    architecture: str, checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(architecture)
+    with open_engine(folder, "float32", enable_prefix_caching=False) as llm:
+        alone = answers(llm, 1)
+        for size in (4, NUM_PROMPTS):
+            assert answers(llm, size) == alone, f"in batches of {size}"
+    with open_engine(folder, "float32", max_num_batched_tokens=24, max_num_seqs=8) as llm:
+        assert answers(llm, NUM_PROMPTS) == alone, "in chunks"
 
 
 @pytest.mark.parametrize(
