@@ -67,7 +67,10 @@ def v2(hf_config: object) -> DecoderSpec:
     )
     if method == "greedy":
         experts = replace(experts, groups=1, topk_groups=1)
-    return latent_decoder(facts, latent_attention(facts), experts, dense=0)
+    bias = facts.flag("mlp_bias")
+    shared = facts.mlp(width=experts.width * facts.count("n_shared_experts"), bias=bias)
+    experts = replace(experts, shared=shared)
+    return latent_decoder(facts, latent_attention(facts), experts, dense=0, mlp_bias=bias)
 
 
 def v3(hf_config: object) -> DecoderSpec:
@@ -253,6 +256,7 @@ def latent_decoder(
     dense_name: str = "first_k_dense_replace",
     every: int = 1,
     eps: float = 1e-6,
+    mlp_bias: bool = False,
 ) -> DecoderSpec:
     """Return a decoder with dense first layers, and with its MTP layer."""
     norm = facts.norm(eps=eps)
@@ -267,7 +271,11 @@ def latent_decoder(
             "layers."
         )
     layers = tuple(
-        pre_norm_layer(norm, attention=attention, mlp=experts if kind == "sparse" else facts.mlp())
+        pre_norm_layer(
+            norm,
+            attention=attention,
+            mlp=experts if kind == "sparse" else facts.mlp(bias=mlp_bias),
+        )
         for kind in kinds
     )
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))

@@ -100,6 +100,7 @@ def layer_kinds(facts: ModelFacts, default: list[str], allowed: set[str]) -> lis
 def bamba(hf_config: object) -> DecoderSpec:
     """Return the facts of a Bamba config: RoPE on half of each attention head."""
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
@@ -121,6 +122,7 @@ def bamba(hf_config: object) -> DecoderSpec:
 def falcon_h1(hf_config: object) -> DecoderSpec:
     """Return the facts of a Falcon H1 config. The key factor is applied to the softmax scale."""
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
@@ -173,6 +175,7 @@ def _factors(facts: ModelFacts, name: str, count: int) -> tuple[float, ...]:
 def jamba(hf_config: object) -> DecoderSpec:
     """Return the facts of a Jamba config; attention has no RoPE."""
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     norm = facts.norm()
     hidden = facts.count("hidden_size")
     rank = "mamba_dt_rank"

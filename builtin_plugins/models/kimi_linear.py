@@ -42,6 +42,7 @@ def spec(hf_config: object) -> DecoderSpec:
     without RoPE.
     """
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     given = facts.part("linear_attn_config")
     heads = given.count("num_heads", facts.count("linear_num_heads", 32))
     size = given.count("head_dim", facts.count("linear_head_dim", 128))
@@ -67,6 +68,7 @@ def spec(hf_config: object) -> DecoderSpec:
 def bailing_hybrid(hf_config: object) -> DecoderSpec:
     """Return the facts of a Ling 3 config: bounded decay, a gate per head of latent attention."""
     facts = ModelFacts(with_fields(hf_config, q_lora_rank=None))
+    facts.require_silu()
     heads = facts.count("linear_num_heads", facts.count("num_attention_heads"))
     # transformers saves the rotary size as head_dim, and this one under a name of its own.
     size = facts.count("linear_head_dim", facts.get("head_dim", 128))

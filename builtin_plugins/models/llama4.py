@@ -53,7 +53,7 @@ def spec(hf_config: object) -> DecoderSpec:
     dense = MlpSpec(width=facts.count("intermediate_size_mlp", 16384), activation=activation)
     bias = facts.flag("attention_bias")
     chunk = facts.count("attention_chunk_size", 8192)
-    with_rope: dict[str, Any] = {"rope": rope, "chunk": chunk, "qk_norm_after_rope": True}
+    with_rope: dict[str, Any] = {"rope": rope, "qk_norm_after_rope": True}
     with_rope["qk_norm"] = (
         NormSpec(eps=norm.eps, weight=False) if facts.flag("use_qk_norm", True) else None
     )
@@ -65,14 +65,19 @@ def spec(hf_config: object) -> DecoderSpec:
     common = {**heads, "qkv_bias": bias, "out_bias": bias}
     step = facts.count("interleave_moe_layer_step", 1)
     chosen = facts.indices("moe_layers") or range(step - 1, facts.num_layers(), step)
+    ropes = facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
+    kinds = facts.layer_kinds("chunked_attention", "full_attention")
+    chunked = ropes if kinds is None else [kind == "chunked_attention" for kind in kinds]
     layers = tuple(
         pre_norm_layer(
             norm,
-            attention=facts.attention(**common, **(with_rope if uses_rope else without_rope)),
+            attention=facts.attention(
+                **common,
+                **(with_rope if uses_rope else without_rope),
+                chunk=chunk if chunked[i] else None,
+            ),
             mlp=experts if i in chosen else dense,
         )
-        for i, uses_rope in enumerate(
-            facts.switches("no_rope_layers", off_every=facts.count("no_rope_layer_interval", 4))
-        )
+        for i, uses_rope in enumerate(ropes)
     )
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, names=NAMES)

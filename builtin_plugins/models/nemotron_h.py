@@ -37,13 +37,8 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [
-        Entry(
-            "NemotronHForCausalLM",
-            "builtin_plugins.models.nemotron_h:spec",
-            "Nemotron H, Nemotron 3",
-        )
-    ]
+    home = "builtin_plugins.models.nemotron_h"
+    return [Entry("NemotronHForCausalLM", f"{home}:spec", "Nemotron H, Nemotron 3")]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -73,6 +68,7 @@ def spec(hf_config: object) -> DecoderSpec:
 
 
 def _mamba2(facts: ModelFacts, norm: Any) -> Mamba2Spec:
+    facts.require_silu("mamba_hidden_act")
     return Mamba2Spec(
         heads=facts.count("mamba_num_heads", 128),
         head_size=facts.count("mamba_head_dim", 64),

@@ -33,6 +33,7 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo Hybrid config; a null rope_theta means no RoPE."""
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     norm = facts.norm()
     bias = facts.flag("attention_bias")
     num_layers = facts.num_layers()

@@ -55,6 +55,7 @@ def qwen3_5_moe(hf_config: object) -> DecoderSpec:
 
 
 def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
+    facts.require_silu()
     return GatedDeltaSpec(
         heads=facts.count("linear_num_value_heads", 32),
         key_heads=facts.count("linear_num_key_heads", 16),

@@ -79,6 +79,7 @@ def falcon_mamba(hf_config: object) -> DecoderSpec:
 
 
 def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
+    facts.require_silu()
     norm = facts.norm("layer_norm_epsilon", 1e-5)
     hidden = facts.count("hidden_size", 768)
     rank = "time_step_rank"
@@ -100,6 +101,7 @@ def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
 def mamba2(hf_config: object) -> DecoderSpec:
     """Return the facts of a Mamba 2 config."""
     facts = ModelFacts(hf_config)
+    facts.require_silu()
     norm = facts.norm("layer_norm_epsilon", 1e-5)
     layer = LayerSpec(
         recurrent=Mamba2Spec(

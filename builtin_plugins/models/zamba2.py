@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 
 from builtin_plugins.models.hybrids import layer_kinds, mamba2
-from core.api import Entry, ModelError, hookimpl
+from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, renamed
@@ -79,9 +79,7 @@ def zamba(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(renamed(hf_config, head_dim="attention_head_dim"))
     norm = facts.norm(eps=1e-5)
     hidden = facts.count("hidden_size")
-    inner = facts.activation("hidden_mamba_act")
-    if inner != "silu":
-        raise ModelError(f"hidden_mamba_act: got {inner!r}; expected 'silu'. Serve another model.")
+    facts.require_silu("hidden_mamba_act")
     rank = facts.get("mamba_dt_rank", "auto")
     state = MambaSpec(
         width=facts.count("mamba_expand", 2) * hidden,

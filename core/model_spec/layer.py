@@ -112,6 +112,16 @@ class MoeSpec:
                 f"n_group={self.groups} must divide num_experts={self.experts} and "
                 f"topk_group={self.topk_groups} must be between 1 and n_group."
             )
+        if not self.gated and self.activation != "relu2":
+            raise ModelError(
+                f"activation of experts without gates: got {self.activation}; expected relu2. "
+                "Restore the model's own config.json."
+            )
+        if self.score == "sparsemixer" and self.top_k != 2:
+            raise ModelError(
+                f"num_experts_per_tok: got {self.top_k}; expected 2, which sparsemixer chooses. "
+                "Restore the model's own config.json."
+            )
         if not 1 <= self.top_k <= self.experts + self.zero_experts + self.skips:
             raise ModelError(
                 f"num_experts_per_tok: got {self.top_k}; expected 1 to {self.experts} experts."

@@ -129,7 +129,7 @@ def nomic(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     hidden = facts.count("hidden_size", facts.count("n_embd", 768))
     heads = facts.count("num_attention_heads", facts.count("n_head", 12))
-    size = facts.head_size(hidden, heads)
+    size = facts.count("head_dim", 0, least=0) or facts.head_size(hidden, heads)
     base = facts.number("rotary_emb_base", 1000.0)
     share = facts.number("rotary_emb_fraction", 1.0)
     norm = NormSpec(
@@ -146,7 +146,10 @@ def nomic(hf_config: object) -> DecoderSpec:
             rope=facts.rope(size, theta=base, share=share),
             qkv_bias=facts.flag("qkv_proj_bias"),
         ),
-        mlp=MlpSpec(width=facts.count("intermediate_size", facts.count("n_inner", 4 * hidden))),
+        mlp=MlpSpec(
+            width=facts.count("intermediate_size", facts.count("n_inner", 4 * hidden)),
+            activation=facts.activation(),
+        ),
         attention_out=norm,
         mlp_out=norm,
         post_norm=True,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from builtin_plugins.quant_methods.mxfp4.experts import Mxfp4
 from core.errors import ModelError
-from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
+from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint, tiny_config
 from core.testing.no_readback import no_readback
 from core.testing.one_sequence import Session
 from core.testing.published.catalog import PUBLISHED
@@ -138,6 +140,11 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
         "Llama4ForCausalLM",
         {"no_rope_layers": None, "moe_layers": None, "interleave_moe_layer_step": 2},
     ),
+    (
+        "Llama4ForCausalLM",
+        {"layer_types": ["full_attention", "chunked_attention", "chunked_attention"]},
+    ),
+    ("DeepseekV2ForCausalLM", {"mlp_bias": True, "q_lora_rank": None}),
     ("DbrxForCausalLM", {"attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0, "clip_qkv": 9.0}}),
     (
         "Zamba2ForCausalLM",
@@ -174,6 +181,36 @@ def test_architecture_variants_equal_transformers(
     tokens, found = Session(load(architecture, folder)).generate(ids, NUM_GENERATED)
     assert (found[: len(expected)] - expected).abs().max() < TOLERANCE
     assert tokens == expected_tokens
+
+
+RECURRENT_ACTIVATIONS = {
+    "BailingHybridForCausalLM": "hidden_act",
+    "BambaForCausalLM": "hidden_act",
+    "FalconH1ForCausalLM": "hidden_act",
+    "FalconMambaForCausalLM": "hidden_act",
+    "GraniteMoeHybridForCausalLM": "hidden_act",
+    "JambaForCausalLM": "hidden_act",
+    "KimiLinearForCausalLM": "hidden_act",
+    "Mamba2ForCausalLM": "hidden_act",
+    "MambaForCausalLM": "hidden_act",
+    "NemotronHForCausalLM": "mamba_hidden_act",
+    "OlmoHybridForCausalLM": "hidden_act",
+    "Qwen3NextForCausalLM": "hidden_act",
+    "Qwen3_5ForCausalLM": "hidden_act",
+    "Qwen3_5MoeForCausalLM": "hidden_act",
+    "ZambaForCausalLM": "hidden_mamba_act",
+}
+
+
+@pytest.mark.parametrize("architecture", RECURRENT_ACTIVATIONS)
+def test_other_activations_of_recurrent_layers_are_refused(
+    architecture: str, spec_of: Callable[[str, Any], Any]
+) -> None:
+    name = RECURRENT_ACTIVATIONS[architecture]
+    config = tiny_config(architecture, **{name: "gelu"})
+    fields = SimpleNamespace(**json.loads(config.to_json_string()))
+    with pytest.raises(ModelError, match=f"{name} in config.json: got 'gelu'; expected 'silu'"):
+        spec_of(architecture, fields)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "PhimoeForCausalLM"])
