@@ -26,6 +26,8 @@ _UNUSED: Final = re.compile(
     "^mode$|single_step|weight_mode|act_bits|bidirectional|is_causal"
 )
 """Names of fields that training reads, or the code around a model."""
+_TIED: Final = frozenset(("big_bird", "megatron-bert", "zamba", "zamba2"))
+"""Types with further weights that transformers shares only if the head is tied."""
 _COUNTS: Final = (
     (
         r"intermediate_size|ffn_dim|ffn_hidden|^n_inner$|expert_ffn|^dff$|^d_ff$|mlp_hidden",
@@ -64,6 +66,8 @@ def draw_changes(architecture: str, draw: random.Random) -> list[Changes]:
     taken = {name for group in groups for name in group}
     for name, value in stated.items():
         if name in taken or _UNUSED.search(name):
+            continue
+        if name == "tie_word_embeddings" and config.model_type in _TIED:
             continue
         if name == "vocab_size" and "vocab_size_per_layer_input" not in stated:
             groups.append({name: draw.choice((300, 301, 331))})

@@ -11,15 +11,13 @@ from core.testing.random_configs import merge
 
 SEEDS = range(2)
 FAST = ("BertModel", "DeepseekV3ForCausalLM", "LlamaForCausalLM", "T5ForConditionalGeneration")
-DIFFERENT = {"big_bird", "megatron-bert", "zamba", "ZambaForCausalLM", "Zamba2ForCausalLM"}
-"""Known to differ: BERT's decoders with an untied head, Zamba with an untied head."""
 
 
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
         pytest.param(name, seed, marks=[] if name in FAST and not seed else pytest.mark.slow)
-        for name in sorted({*names()} - DIFFERENT)
+        for name in names()
         for seed in SEEDS
     ],
 )
