@@ -167,7 +167,8 @@ class ConvolvedAttention(nn.Module):
         """Return vectors [n, heads, head_size] scaled to the root of their size."""
         least = torch.finfo(x.dtype).eps
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(least)
-        return x * length.reciprocal().mul(self.spec.head_size**0.5)
+        factor: torch.Tensor = self.spec.head_size**0.5 / length
+        return x * factor
 
 
 def _projections(spec: ConvolvedAttentionSpec, prefix: str) -> list[Slice]:
