@@ -14,19 +14,20 @@ import transformers
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from builtin_plugins.models.generic.loading import quiet
-from core import LLM, SamplingParams
+from core import LLM
 from core.api import InvalidRequest
 from tests.builtin_plugins.models.vision.checkpoints.blip2 import PICTURE, blip2
+from tests.builtin_plugins.models.vision.one_image import check, check_twice, generate, start
 from tests.builtin_plugins.models.vision.parity import (
     FIRST,
     LOGPROB_TOLERANCE,
     NUM_TOKENS,
     SECOND,
     THIRD,
-    counters,
 )
 
 pytestmark = pytest.mark.slow
+SETTINGS: Final = {"max_num_batched_tokens": 16}
 CASES: Final = (
     ("what is it?", FIRST),
     ("what is it?", SECOND),
@@ -42,14 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, **settings: Any) -> LLM:
-    own: dict[str, Any] = {"max_num_batched_tokens": 16, **settings}
-    return LLM(str(folder), dtype="float32", max_model_len=128, **own)
-
-
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with start(folder) as made:
+    with start(folder, **SETTINGS) as made:
         yield made
 
 
@@ -64,8 +60,9 @@ class Reference:
             self._model = model.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
-    def check(self, output: Any, text: str, image: Any) -> None:
+    def check(self, output: Any, text: str, image: Any, num_tokens: int) -> None:
         """Raise `AssertionError` unless the output is transformers' own."""
+        assert len(output.outputs[0].token_ids) == num_tokens
         ids = self._tokenizer(text)["input_ids"]
         pixels: dict[str, Any] = {}
         if image is not None:
@@ -87,30 +84,13 @@ def reference(folder: Path) -> Reference:
     return Reference(folder)
 
 
-def generate(llm: LLM, cases: Any) -> list[Any]:
-    greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
-    prompts = [
-        {"prompt": text, **({} if image is None else {"multi_modal_data": {"image": image}})}
-        for text, image in cases
-    ]
-    return llm.generate(prompts, greedy, use_tqdm=False)
-
-
-def check(llm: LLM, reference: Reference, cases: Any = CASES) -> None:
-    for output, (text, image) in zip(generate(llm, cases), cases, strict=True):
-        reference.check(output, text, image)
-
-
 def test_questions_of_one_batch_equal_transformers(llm: LLM, reference: Reference) -> None:
-    check(llm, reference)
-    before = counters(llm)["encoded"]
-    check(llm, reference)
-    assert counters(llm)["encoded"] == before
+    check_twice(llm, reference, CASES)
 
 
 def test_placeholder_before_the_text_may_be_written(llm: LLM, reference: Reference) -> None:
     (output,) = generate(llm, [(f"{PICTURE}what is it?", FIRST)])
-    reference.check(output, "what is it?", FIRST)
+    reference.check(output, "what is it?", FIRST, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -126,5 +106,5 @@ def test_images_elsewhere_are_refused(llm: LLM, text: str, images: Any) -> None:
 def test_other_settings_equal_transformers(
     folder: Path, reference: Reference, settings: dict[str, Any]
 ) -> None:
-    with start(folder, **settings) as llm:
-        check(llm, reference)
+    with start(folder, **SETTINGS, **settings) as llm:
+        check(llm, reference, CASES)

@@ -15,16 +15,16 @@ import transformers
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from builtin_plugins.models.generic.loading import quiet
-from core import LLM, SamplingParams
+from core import LLM
 from core.api import InvalidRequest
 from tests.builtin_plugins.models.vision.checkpoints.florence2 import PICTURE, florence2
+from tests.builtin_plugins.models.vision.one_image import check, check_twice, generate, start
 from tests.builtin_plugins.models.vision.parity import (
     FIRST,
     LOGPROB_TOLERANCE,
     NUM_TOKENS,
     SECOND,
     THIRD,
-    counters,
 )
 
 pytestmark = pytest.mark.slow
@@ -49,10 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(folder: Path) -> Iterator[LLM]:
     with start(folder) as made:
         yield made
-
-
-def start(folder: Path, **settings: Any) -> LLM:
-    return LLM(str(folder), dtype="float32", max_model_len=128, **settings)
 
 
 class Reference:
@@ -100,25 +96,8 @@ def reference(folder: Path) -> Reference:
     return Reference(folder)
 
 
-def generate(llm: LLM, cases: Any, num_tokens: int = NUM_TOKENS) -> list[Any]:
-    greedy = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=3)
-    prompts = [
-        {"prompt": task, **({} if image is None else {"multi_modal_data": {"image": image}})}
-        for task, image in cases
-    ]
-    return llm.generate(prompts, greedy, use_tqdm=False)
-
-
-def check(llm: LLM, reference: Reference, cases: Any, num_tokens: int = NUM_TOKENS) -> None:
-    for output, (task, image) in zip(generate(llm, cases, num_tokens), cases, strict=True):
-        reference.check(output, task, image, num_tokens)
-
-
 def test_tasks_of_one_batch_equal_transformers(llm: LLM, reference: Reference) -> None:
-    check(llm, reference, CASES)
-    before = counters(llm)["encoded"]
-    check(llm, reference, CASES)
-    assert counters(llm)["encoded"] == before, "the encoder cache has all images"
+    check_twice(llm, reference, CASES)
 
 
 def test_prompt_with_a_placeholder_equals_its_task(llm: LLM, reference: Reference) -> None:
