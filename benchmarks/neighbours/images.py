@@ -5,7 +5,8 @@
 2. In turns: text streams alone, next to text requests, and next to requests of as many tokens with
    new images.
 
-The model is a random LLaVA of 30 M parameters with 256 tokens an image, unless `--model` names one.
+The model is a random LLaVA of 30 M parameters with 256 tokens an image, or `--image-tokens`, unless
+`--model` names one.
 
 Run: python benchmarks/neighbours/images.py [--rounds 20] [-- FLAGS OF engine serve]
 """
@@ -16,6 +17,7 @@ import argparse
 import base64
 import io
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -32,13 +34,13 @@ import openai
 from PIL import Image
 from serving import TIMEOUT_S, Served, served
 
-NUM_TOKENS = 256
-SIDE = 224
+PATCH = 14
+"""Side of the patch of a token, in pixels."""
 PREFIX = 24
 """Characters of new text before each image."""
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, num_tokens: int) -> None:
     """Write a random LLaVA with a tokenizer of bytes."""
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -55,8 +57,8 @@ def make_model(folder: Path) -> None:
         "intermediate_size": 768,
         "num_hidden_layers": 6,
         "num_attention_heads": 4,
-        "image_size": SIDE,
-        "patch_size": 14,
+        "image_size": side_of(num_tokens),
+        "patch_size": PATCH,
     }
     text = {
         "model_type": "llama",
@@ -66,20 +68,21 @@ def make_model(folder: Path) -> None:
         "num_hidden_layers": 8,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 8192,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     token = tokenizer.convert_tokens_to_ids("<image>")
     config = transformers.LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=token, image_seq_length=NUM_TOKENS
+        vision_config=vision, text_config=text, image_token_index=token, image_seq_length=num_tokens
     )
     transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
-    size = {"height": SIDE, "width": SIDE}
+    side = side_of(num_tokens)
+    size = {"height": side, "width": side}
     transformers.LlavaProcessor(
         image_processor=transformers.CLIPImageProcessorPil(size=size, crop_size=size),
         tokenizer=tokenizer,
-        patch_size=14,
+        patch_size=PATCH,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template="{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}"
@@ -88,9 +91,15 @@ def make_model(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def picture(seed: int) -> str:
+def side_of(num_tokens: int) -> int:
+    """Return the side of an image in pixels."""
+    return PATCH * math.isqrt(num_tokens)
+
+
+def picture(seed: int, num_tokens: int) -> str:
     """Return a data URL of an image of noise."""
-    pixels = np.random.RandomState(seed).randint(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
+    side = side_of(num_tokens)
+    pixels = np.random.RandomState(seed).randint(0, 255, (side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG")
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
@@ -99,7 +108,8 @@ def picture(seed: int) -> str:
 class Client:
     """Requests to the server; each begins with new text."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(self, server: Served, image_tokens: int) -> None:
+        self.image_tokens = image_tokens
         self._client = openai.OpenAI(
             base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
         )
@@ -113,8 +123,8 @@ class Client:
             text = f"{self._count:0{PREFIX}d}"
         parts: list[Any] = [{"type": "text", "text": text}]
         if url is None:
-            words = f"{self._count} some words " * NUM_TOKENS
-            parts = [{"type": "text", "text": text + words[:NUM_TOKENS]}]
+            words = f"{self._count} some words " * self.image_tokens
+            parts = [{"type": "text", "text": text + words[: self.image_tokens]}]
         else:
             parts.append({"type": "image_url", "image_url": {"url": url}})
         parts.append({"type": "text", "text": "what is it?"})
@@ -136,7 +146,7 @@ class Client:
         """Return the tokens of a prompt."""
         parts: Any = [{"type": "text", "text": "0" * PREFIX}]
         if url is None:
-            parts = [{"type": "text", "text": "0" * (PREFIX + NUM_TOKENS)}]
+            parts = [{"type": "text", "text": "0" * (PREFIX + self.image_tokens)}]
         else:
             parts.append({"type": "image_url", "image_url": {"url": url}})
         parts.append({"type": "text", "text": "what is it?"})
@@ -149,7 +159,7 @@ class Client:
 
 def first_tokens(client: Client, rounds: int) -> None:
     """Print the time to the first token with a cached image, and with as many text tokens."""
-    url = picture(0)
+    url = picture(0, client.image_tokens)
     print("prompt tokens", {"image": client.num_tokens(url), "text": client.num_tokens(None)})
     for each in (url, None):
         client.times(each, 1)
@@ -199,10 +209,14 @@ def gaps_next_to(client: Client, send: Callable[[int], None] | None, streams: in
 def neighbours(client: Client, rounds: int) -> None:
     """Print the gaps between tokens of text streams, alone and next to other requests."""
     seeds = iter(range(1, 1 << 30))
+
+    def send_image(number: int) -> None:
+        client.times(picture(next(seeds), client.image_tokens), 1)
+
     senders: dict[str, Callable[[int], None] | None] = {
         "alone": None,
         "next to texts": lambda number: client.times(None, 1) and None,
-        "next to new images": lambda number: client.times(picture(next(seeds)), 1) and None,
+        "next to new images": send_image,
     }
     found: dict[str, list[float]] = {name: [] for name in senders}
     ratios = []
@@ -227,16 +241,18 @@ def main() -> None:
     own, _, flags = _split(sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--image-tokens", type=int, default=256, help="a square number")
     parser.add_argument("--model")
     args = parser.parse_args(own)
     with tempfile.TemporaryDirectory() as folder:
         model = args.model
         if model is None:
             model = folder
-            make_model(Path(folder))
-        settings = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "256M")
+            make_model(Path(folder), args.image_tokens)
+        length = str(1024 + args.image_tokens)
+        settings = ("--max-model-len", length, "--kv-cache-memory-bytes", "256M")
         with served(model, *settings, "--log-level", "error", *flags) as server:
-            client = Client(server)
+            client = Client(server, args.image_tokens)
             first_tokens(client, args.rounds)
             neighbours(client, max(1, args.rounds // 4))
             metrics = httpx.get(f"{server.url}/metrics").text
