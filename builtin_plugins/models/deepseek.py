@@ -270,21 +270,12 @@ def latent_decoder(
             f"mlp_layer_types in config.json must name dense or sparse for each of {num_layers} "
             "layers."
         )
-    layers = tuple(
-        pre_norm_layer(
-            norm,
-            attention=attention,
-            mlp=experts if kind == "sparse" else facts.mlp(bias=mlp_bias),
-        )
-        for kind in kinds
-    )
+    mlps = {"dense": facts.mlp(bias=mlp_bias), "sparse": experts}
+    layers = tuple(pre_norm_layer(norm, attention=attention, mlp=mlps[kind]) for kind in kinds)
     names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
     further = pre_norm_layer(norm, attention=attention, mlp=experts)
-    mtp = (
-        mtp_layer(further, norm, num_layers)
-        if facts.count("num_nextn_predict_layers", 0, least=0)
-        else None
-    )
+    has_mtp = facts.count("num_nextn_predict_layers", 0, least=0) > 0
+    mtp = mtp_layer(further, norm, num_layers) if has_mtp else None
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
 
 

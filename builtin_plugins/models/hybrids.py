@@ -6,7 +6,7 @@ from typing import Any
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import LayerSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import Mamba2Spec, MambaSpec
 
@@ -197,11 +197,10 @@ def jamba(hf_config: object) -> DecoderSpec:
     attending = facts.count("attn_layer_period", 8), facts.count("attn_layer_offset", 4, least=0)
     mixing = facts.count("expert_layer_period", 2), facts.count("expert_layer_offset", 1, least=0)
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             **mixers[index % attending[0] == attending[1]],
             mlp=experts if index % mixing[0] == mixing[1] and experts.experts > 1 else facts.mlp(),
-            attention_in=norm,
-            mlp_in=norm,
         )
         for index in range(facts.num_layers())
     )

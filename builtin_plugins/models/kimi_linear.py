@@ -7,7 +7,7 @@ from typing import Any
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, latent_attention, with_fields
-from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
+from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedDeltaSpec
 
@@ -47,11 +47,9 @@ def spec(hf_config: object) -> DecoderSpec:
     heads = given.count("num_heads", facts.count("linear_num_heads", 32))
     size = given.count("head_dim", facts.count("linear_head_dim", 128))
     norm = facts.norm(eps=1e-5)
-    delta = GatedDeltaSpec(
-        heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
+    delta = _delta(
+        heads,
+        size,
         kernel=given.count("short_conv_kernel_size", facts.count("linear_conv_kernel_dim", 4)),
         layout="low_rank",
         eps=norm.eps,
@@ -73,11 +71,9 @@ def bailing_hybrid(hf_config: object) -> DecoderSpec:
     # transformers saves the rotary size as head_dim, and this one under a name of its own.
     size = facts.count("linear_head_dim", facts.get("head_dim", 128))
     floor = facts.negative("kda_lower_bound", -5.0)
-    delta = GatedDeltaSpec(
-        heads=heads,
-        key_heads=heads,
-        key_size=size,
-        value_size=size,
+    delta = _delta(
+        heads,
+        size,
         kernel=facts.count("linear_conv_kernel_dim", facts.get("short_conv_kernel_size", 4)),
         layout="full_rank",
         decay_floor=floor if facts.flag("kda_safe_gate", True) else None,
@@ -94,6 +90,10 @@ def bailing_hybrid(hf_config: object) -> DecoderSpec:
     # MTP layers follow the decoder's, and are not used.
     names = replace(LING, ignored=(*LING.ignored, f"model.layers.{num_layers}.*"))
     return _decoder(facts, mixers, full, experts, mlps, names, 1 << 18, eps=1e-6)
+
+
+def _delta(heads: int, size: int, **others: Any) -> GatedDeltaSpec:
+    return GatedDeltaSpec(heads=heads, key_heads=heads, key_size=size, value_size=size, **others)
 
 
 def _decoder(
@@ -119,11 +119,10 @@ def _decoder(
         raise ModelError(f"mlp_layer_types: got {len(mlps)} kinds; expected {len(kinds)} layers.")
     parts = {"full_attention": "attention", "linear_attention": "recurrent"}
     layers = tuple(
-        LayerSpec(
+        pre_norm_layer(
+            norm,
             **{parts[kind]: mixers[parts[kind]]},
             mlp=facts.mlp() if mlp == "dense" else experts,
-            attention_in=norm,
-            mlp_in=norm,
         )
         for kind, mlp in zip(kinds, mlps, strict=True)
     )

@@ -88,9 +88,8 @@ def plamo3(hf_config: object) -> DecoderSpec:
     norms = _norms(facts)
     size = facts.heads()["head_size"]
     full = facts.rope(size, layer_type="full_attention", theta=1e6)
-    local = facts.rope(
-        size, layer_type="sliding_attention", theta_name="rope_local_theta", scaled=False
-    )
+    base = "rope_local_theta"
+    local = facts.rope(size, layer_type="sliding_attention", theta_name=base, scaled=False)
     width = facts.count("window_size", facts.get("sliding_window"))
     windows = facts.windows(width, full_every=facts.count("sliding_window_pattern", 8))
     mlp = facts.mlp()

@@ -140,9 +140,7 @@ def ernie4_5(hf_config: object) -> DecoderSpec:
         activation=facts.activation(),
         correction_bias=True,
         router_fp32=True,
-        shared=MlpSpec(width=shared * width, activation=facts.activation(), bias=bias)
-        if shared
-        else None,
+        shared=facts.mlp(width=shared * width, bias=bias) if shared else None,
     )
     rope = facts.rope(facts.heads()["head_size"], theta=5e5, interleaved=True)
     attention = facts.attention(rope=rope, qkv_bias=bias, out_bias=bias)
@@ -150,16 +148,13 @@ def ernie4_5(hf_config: object) -> DecoderSpec:
     first = facts.count("moe_layer_start_index", 1, least=0)
     last = facts.count("moe_layer_end_index", -1, least=-1)
     last = num_layers - 1 if last == -1 else last
-    layers = tuple(
-        pre_norm_layer(
-            norm,
-            attention=attention,
-            mlp=experts if (i + 1) % every == 0 and first <= i <= last else facts.mlp(bias=bias),
-        )
-        for i in range(num_layers)
-    )
+    dense = facts.mlp(bias=bias)
+    mlps = [
+        experts if (i + 1) % every == 0 and first <= i <= last else dense for i in range(num_layers)
+    ]
+    layers = tuple(pre_norm_layer(norm, attention=attention, mlp=mlp) for mlp in mlps)
     mtp = MtpLayerSpec(
-        layer=pre_norm_layer(norm, attention=attention, mlp=facts.mlp(bias=bias)),
+        layer=pre_norm_layer(norm, attention=attention, mlp=dense),
         norm=norm,
         stored="model.mtp_block.0",
         tensors=("model.mtp_*.0.*",),
@@ -224,8 +219,7 @@ def hunyuan(hf_config: object) -> DecoderSpec:
 
 def step3(hf_config: object) -> DecoderSpec:
     """Return the facts of a Step 3 text config; `moe_layers_enum` lists the layers with experts."""
-    fields = {"max_position_embeddings": "max_position_embedding"}
-    facts = ModelFacts(renamed(hf_config, **fields))
+    facts = ModelFacts(renamed(hf_config, max_position_embeddings="max_position_embedding"))
     norm = facts.norm(eps=1e-5)
     size = facts.count("head_dim", 256)
     attention = facts.attention(
