@@ -27,8 +27,12 @@ from builtin_plugins.servers.http.server import HttpServer
 from core.api import ConfigError, EngineConfig
 from core.api.plugins import load_plan, make_plan
 from core.cli.main import main
+from core.plugin.discovery import discover
 from core.testing.echo_engine import EchoEngine
 from tests.in_process import send_to
+
+IS_INSTALLED = any(ref.name == "mcp" for ref in discover())
+PLUGIN = "+mcp" if IS_INSTALLED else "+engine_mcp.plugin"
 
 
 def _tools() -> MCPServer:
@@ -144,11 +148,10 @@ def test_wrong_servers_are_refused(text: str, message: str) -> None:
 
 
 def test_plugin_replaces_the_refused_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = "engine_mcp.plugin"
-    flags = ("--plugins", f"+{plugin}", "--tool-server", "demo")
+    flags = ("--plugins", PLUGIN, "--tool-server", "demo")
     assert main(["config", *flags]) == 2
     assert "--tool-server: got demo" in capsys.readouterr().err
-    registry = load_plan(make_plan([f"+{plugin}"]))
+    registry = load_plan(make_plan([PLUGIN]))
     options = {option.name for _, option in registry.options() if not option.refuse}
     assert {"tool_server", "tool_call_timeout"} <= options
 
@@ -161,7 +164,7 @@ def test_model_calls_a_tool_and_answers_with_its_result(url: str) -> None:
     }
     config = EngineConfig(options=options)
     engine = EchoEngine(config)
-    plugins = ["none", "tool_parsers", "routes_responses", "+engine_mcp.plugin"]
+    plugins = ["none", "tool_parsers", "routes_responses", PLUGIN]
     engine.registry = load_plan(make_plan(plugins))
     app = HttpServer(engine, config, [ResponsesRoutes(engine, config)]).app
     call = json.dumps({"name": "maps__weather", "arguments": {"city": "Paris"}})
