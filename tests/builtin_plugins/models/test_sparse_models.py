@@ -113,7 +113,7 @@ def test_contexts_beyond_index_topk_equal_transformers(
     cases = expected(architecture)
     settings = dict(WAYS[way])
     if architecture == V4 and way == "preemption":
-        settings["num_gpu_blocks_override"] = 103  # two of five pools: 15 blocks of 16 tokens
+        settings["num_gpu_blocks_override"] = 126  # of five pools; 122 to 130 preempt once
     with open_engine(checkpoint(architecture), **settings) as llm:
         outputs = run(llm, cases)
         assert_equal(outputs, cases)
