@@ -20,7 +20,6 @@ from core import LLM, SamplingParams
 from core.errors import InvalidRequest
 from core.step import EngineRequest, RequestDelta
 from core.testing.checkpoints import make_checkpoint
-from core.testing.replay import replay
 from core.testing.tiny_configs import VOCAB
 
 SHORT_CONTEXT = 48
@@ -168,20 +167,6 @@ def test_outgrown_requests_return_each_prompt_logprob_once(
     with open_engine(folder) as llm:
         outputs = assert_equal(llm, expected[:8], prompt_logprobs=0)
     assert [len(output.prompt_logprobs) for output in outputs] == list(LENGTHS[:8])
-
-
-@pytest.mark.slow
-def test_journals_of_outgrown_requests_replay(
-    case: Callable[[str], tuple[Path, list[Expected]]], tmp_path: Path
-) -> None:
-    folder, expected = case("Phi3ForCausalLM")
-    path = str(tmp_path / "journal")
-    others = ["no:fair_scheduling", "no:kv_eviction", "no:structured_outputs"]
-    with open_engine(folder, journal=path, plugins=others) as llm:
-        assert_equal(llm, expected)
-    report = replay(path, extensions=[LengthTracker(SHORT_CONTEXT)])
-    assert report.identical
-    assert report.num_plans > NUM_GENERATED
 
 
 @pytest.mark.slow
