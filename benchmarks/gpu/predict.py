@@ -21,10 +21,11 @@ from benchmarks.gpu.time_model import (
     TimeModel,
     Work,
     batches,
-    decode_works,
+    decode_work,
     float8_products,
     int4_product,
     prompt_work,
+    warm_start,
 )
 from benchmarks.peers.limits import Shape, step_s
 
@@ -82,7 +83,7 @@ def _kernels(
     shape = Shape(1, own.hidden, own.width, own.heads, own.kv_heads, own.head_size, own.vocab)
     for name, lengths in sizes.decodes.items():
         write = Work("_write_kv", 4.0 * len(lengths) * 2 * own.kv_heads * own.head_size)
-        works = [write, *decode_works(shape, sum(lengths), max(lengths), card.processors)]
+        works = [write, decode_work(shape, sum(lengths), max(lengths), card.processors)]
         limit = sum(lengths) * shape.kv_bytes / rates.read_bytes_s
         yield Prediction(f"W4 {name}", limit, _sum(model, works), Counter())
     count = sizes.prompt
@@ -150,6 +151,10 @@ def report(card: Card) -> Iterator[str]:
         share = each.limit_s / each.seconds
         times = f"{each.limit_s * 1e3:.3f} | {each.seconds * 1e3:.3f} | {share:.2f}"
         yield f"| {each.name} | {times} | |"
+    kernels = sum(map(len, audited(card.target, LARGE).values()))
+    start = warm_start(model_work.REAL.large.weight_bytes(), kernels)
+    listed = ", ".join(f"{name} {part_s:.2f}" for name, part_s in start.items())
+    yield f"\nWarm start of 8B, in s: {sum(start.values()):.1f} ({listed}; aim 10); measured: -"
     yield "\nWhere the time goes, in ms:\n"
     for each in found:
         if each.parts:

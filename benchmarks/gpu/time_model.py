@@ -37,7 +37,7 @@ TILE_ROWS: Final = 64
 """Query rows of a prompt's program."""
 DECODE_ROWS: Final = 16
 """Query rows of a single token's program; rows without a head are computed, too."""
-PROGRAMS: Final = 4
+PROGRAMS: Final = 3
 """Decode programs per multiprocessor, over all KV heads."""
 UNPACK_OPS: Final = 4
 """Operations that make a bfloat16 of an int4 code."""
@@ -45,6 +45,14 @@ PARTIALS: Final = 8
 """Partial sums that a merge reads at a time."""
 PIECE: Final = 64
 """Keys of a decode piece."""
+PROCESSES_S: Final = 2.0
+"""Start of the processes and their imports (1.5 s on the machine of `benchmarks/LOG.md`), and the
+device's context.
+"""
+PAGEABLE_BYTES_S: Final = 8e9
+"""Copies to a device from mapped files that are in the page cache."""
+CACHED_KERNEL_S: Final = 5e-3
+"""Loading a kernel from Triton's cache."""
 FUSED_ROWS: Final = 64
 """Rows up to which gate, up and activation are one launch."""
 
@@ -129,6 +137,18 @@ class TimeModel:
         return seconds
 
 
+def warm_start(weight_bytes: float, num_kernels: int) -> dict[str, float]:
+    """Return the seconds until the first token, with the model's files and kernels in caches.
+
+    Nothing is captured before the first token.
+    """
+    return {
+        "processes": PROCESSES_S,
+        "weights": weight_bytes / PAGEABLE_BYTES_S,
+        "kernels": num_kernels * CACHED_KERNEL_S,
+    }
+
+
 def layer_works(shape: Shape, batch: Batch, processors: int) -> Iterator[Work]:
     """Yield the launches of one layer."""
     rows = batch.rows
@@ -139,7 +159,7 @@ def layer_works(shape: Shape, batch: Batch, processors: int) -> Iterator[Work]:
     yield product(*shape.products["qkv"], rows)
     yield Work("_write_qk_norm_rope", 2 * row_bytes * (width + kv_width), programs=rows)
     if batch.read_positions:
-        yield from decode_works(shape, batch.read_positions, batch.longest, processors)
+        yield decode_work(shape, batch.read_positions, batch.longest, processors)
     if batch.prompt_pairs:
         yield prompt_work(shape, batch.prompt_pairs, rows)
     yield product(*shape.products["out"], rows)
@@ -185,23 +205,25 @@ def float8_products(height: int, width: int, rows: int) -> Iterator[Work]:
     yield Work("product", moved, 2.0 * height * width * rows, is_float8=True)
 
 
-def decode_works(shape: Shape, positions: int, longest: int, processors: int) -> Iterator[Work]:
-    """Yield the attention of single tokens to `positions` keys in all."""
+def decode_work(shape: Shape, positions: int, longest: int, processors: int) -> Work:
+    """Return the attention of single tokens to `positions` keys in all."""
     padded_rows = max(DECODE_ROWS, shape.heads // shape.kv_heads)
     scores = float(positions * shape.kv_heads * padded_rows)
     programs = PROGRAMS * processors // shape.kv_heads
     share = -(-positions // PIECE // programs) or 1
-    yield Work(
+    partials = -(-longest // PIECE // share)
+    # The last program merges partial sums, which are in the cache between multiprocessors: an
+    # arrival, two reads of where they are, and the sums.
+    waits = 3 + -(-partials // PARTIALS) if partials > 1 else 0
+    return Work(
         "_decode",
         2.0 * positions * 2 * shape.kv_heads * shape.head_dim,
         4 * scores * shape.head_dim,
         scalar_ops=SCORE_OPS * scores,
         exponentials=scores,
         programs=programs * shape.kv_heads,
+        chain_s=CACHED_S * waits,
     )
-    partials = -(-longest // PIECE // share)
-    # Its sums are in the cache between multiprocessors.
-    yield Work("_merge", 0.0, chain_s=CACHED_S * (2 + -(-partials // PARTIALS)))
 
 
 def prompt_work(shape: Shape, pairs: float, rows: int) -> Work:

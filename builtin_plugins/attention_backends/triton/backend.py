@@ -11,6 +11,7 @@ import torch
 from core_kernels.triton import attention
 from core_kernels.triton.attention_shapes import Layer, Step
 from core_kernels.triton.block_copy import write_kv
+from core_kernels.triton.decode_plan import DecodePlan, plan_decode, programs_of_piece
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
 from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
@@ -18,14 +19,15 @@ from core.api.models import AttentionInputs
 from core.model_spec.attention_params import AttentionParams, LookAheadSpan, QkNormRope
 from core.model_spec.kv import KVSpec
 
-PROGRAMS_PER_PROCESSOR: Final = 4
+PROGRAMS_PER_PROCESSOR: Final = 3
+"""Programs of a decode launch that a multiprocessor runs at a time."""
 PROGRAMS_ELSEWHERE: Final = 4
 """Programs without a GPU, as in the Triton interpreter."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """One KV group in one step; layers with equal spans share their decode pieces."""
+    """One KV group in one step; layers with equal spans and heads share a decode plan."""
 
     step: Step
     slots: torch.Tensor
@@ -37,16 +39,15 @@ class Plan:
     """As in `AttentionInputs`."""
     inputs: AttentionInputs | None = None
     """The inputs on the host; None in a static plan."""
-    pieces: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    decode_plans: dict[tuple[int, int, int], DecodePlan] = field(default_factory=dict)
 
-    def pieces_of(self, layer: Layer) -> torch.Tensor:
-        """Return the decode pieces for layers with this window and chunk."""
-        span = layer.window, layer.chunk
-        found = self.pieces.get(span)
+    def decode_plan(self, layer: Layer) -> DecodePlan:
+        """Return the decode plan of layers with this window, chunk and number of programs."""
+        kind = layer.window, layer.chunk, programs_of_piece(layer)
+        found = self.decode_plans.get(kind)
         if found is None:
-            found = self.pieces[span] = attention.plan_decode(
-                self.step.starts, self.step.lengths, *span
-            )
+            found = plan_decode(self.step.starts, self.step.lengths, layer)
+            self.decode_plans[kind] = found
         return found
 
     def to_static(self, max_len: int) -> Plan:
@@ -93,7 +94,7 @@ class Plan:
         own.lengths[num_seqs:].zero_()
         own.table[:num_seqs, :width].copy_(theirs.table)
         self.slots.copy_(other.slots)
-        self.pieces.clear()  # a captured step computes its pieces in the graph
+        self.decode_plans.clear()  # a captured step computes its own in the graph
 
 
 class TritonAttention:
@@ -194,9 +195,9 @@ class TritonAttention:
     ) -> torch.Tensor:
         out = query.new_empty(*query.shape[:2], layer.value_size)
         if plan.decodes:
-            pieces = plan.pieces_of(layer)
+            decode_plan = plan.decode_plan(layer)
             programs = self._programs_of(layer, query.device)
-            attention.decode(layer, query, cache, plan.step, pieces, programs, out)
+            attention.decode(layer, query, cache, plan.step, decode_plan, programs, out)
         if plan.reads:
             attention.attend(layer, query, cache, plan.step, out, skip_single=plan.decodes)
         return out

@@ -5,9 +5,12 @@ value if it is a prefix of the key). The query heads of a KV head are rows of on
 keys are read once.
 
 Decode splits the visible keys of each sequence into pieces of `PIECE` keys and numbers them across
-sequences. Each program processes a contiguous range of pieces. Its partial sums for a sequence are
-stored at index program + sequence; no two pairs collide, because both only increase. So the grid is
-the same in every step, whatever the lengths.
+sequences. Each program processes a contiguous range of pieces. So the grid is the same in every
+step, whatever the lengths.
+
+A program with all pieces of a sequence writes its output. Otherwise it stores partial sums at index
+program + sequence; no two pairs collide, because both only increase. The program that stores the
+last ones merges them in order of programs, so the result does not depend on which program that is.
 """
 
 from __future__ import annotations
@@ -19,17 +22,16 @@ import triton
 import triton.language as tl
 
 from core_kernels.triton.attention_shapes import (
-    LONG_HEAD,
     MAX_ROWS,
     PIECE,
     AttentionShape,
     Layer,
     Step,
 )
+from core_kernels.triton.decode_plan import DecodePlan, first_visible, programs_of_piece
 from core_kernels.triton.launching import (
     exponential,
     find_segment,
-    next_power_of_2,
     product,
     tanh,
     uses_float32,
@@ -39,7 +41,6 @@ Tensor = torch.Tensor
 
 LENGTHS: Final = (
     "num_seqs",
-    "programs",
     "table_row",
     "window",
     "chunk",
@@ -49,7 +50,13 @@ LENGTHS: Final = (
 )
 """Arguments that vary by step or layer; kernels are not specialized for them."""
 PARTIALS: Final = 8
-"""Partial sums that a merge reads at a time: one after the other, each would wait for memory."""
+"""Maximum partial sums that a merge reads at a time: one by one, each would wait for memory."""
+MERGED_ELEMENTS: Final = 1024
+"""Elements of partial sums that a merge reads at a time: more would take registers from the walk,
+and with them programs from a multiprocessor.
+"""
+MERGED_COLUMNS: Final = 128
+"""Maximum elements of a head among them."""
 
 
 def decode(
@@ -57,33 +64,31 @@ def decode(
     query: Tensor,
     cache: Tensor,
     step: Step,
-    pieces: Tensor,
+    plan: DecodePlan,
     programs: int,
     out: Tensor,
 ) -> None:
     """Write the attention of decode sequences (one token) to `out` [num_tokens, heads, value_size].
 
-    Rows of other sequences are unchanged. `pieces` is the result of `plan_decode`.
+    Rows of other sequences are unchanged. `plan` is the result of `plan_decode`.
     """
     num_seqs = len(step.lengths)
     if not num_seqs:
         return
     shape = AttentionShape.of(layer, queries=1)
     num_partials = programs + num_seqs
+    columns = min(MERGED_COLUMNS, shape.main)
     sums = torch.empty(
         (num_partials, layer.heads, shape.main), dtype=torch.float32, device=query.device
     )
     scales = torch.empty((num_partials, layer.heads, 2), dtype=torch.float32, device=query.device)
-    _decode[programs, layer.kv_heads * shape.parts](
-        query, query.stride(0), query.stride(1), sums, scales, pieces, num_seqs,
+    _decode[programs, programs_of_piece(layer)](
+        query, query.stride(0), query.stride(1), sums, scales, out, out.stride(0), out.stride(1),
+        layer.sinks, plan.pieces, plan.arrivals, num_seqs,
         **_common(layer, shape, cache, step), WIDE=uses_float32(query), PIECE=PIECE,
+        PARTIALS=max(1, min(PARTIALS, MERGED_ELEMENTS // (shape.heads * columns))),
+        COLUMNS=columns,
         num_warps=8 if shape.is_long else 4, num_stages=2,
-    )  # fmt: skip
-    _merge[num_seqs, layer.heads](
-        sums, scales, out, out.stride(0), out.stride(1), layer.sinks, pieces, step.starts,
-        num_seqs, programs,
-        HEADS=layer.heads, MAIN=shape.main, VALUE=layer.value_size, PARTIALS=PARTIALS,
-        num_warps=max(1, shape.main // LONG_HEAD),
     )  # fmt: skip
 
 
@@ -108,27 +113,6 @@ def attend(
         WIDE=uses_float32(query),
         num_warps=8 if shape.is_long or shape.rows == MAX_ROWS else 4, num_stages=2,
     )  # fmt: skip
-
-
-def plan_decode(starts: Tensor, lengths: Tensor, window: int, chunk: int) -> Tensor:
-    """Return the first piece of each sequence and their total: [num_seqs + 1] int32.
-
-    Only decode sequences (one token) have pieces.
-    """
-    num_seqs = len(lengths)
-    pieces = torch.empty(num_seqs + 1, dtype=torch.int32, device=lengths.device)
-    _plan[(1,)](
-        starts,
-        lengths,
-        pieces,
-        num_seqs,
-        window,
-        chunk,
-        BLOCK=next_power_of_2(num_seqs),
-        PIECE=PIECE,
-        num_warps=4,
-    )
-    return pieces
 
 
 def _common(layer: Layer, shape: AttentionShape, cache: Tensor, step: Step) -> dict[str, Any]:
@@ -166,32 +150,6 @@ def _common(layer: Layer, shape: AttentionShape, cache: Tensor, step: Step) -> d
         "CAPPED": bool(layer.softcap),
         "TILE": PIECE // 2 if shape.is_long else PIECE,
     }
-
-
-@triton.jit
-def _first_visible(position, window, chunk):
-    """Return the first position visible to the token at `position`."""
-    first = position * 0
-    if window > 0:
-        first = tl.maximum(position - window + 1, 0)
-    if chunk > 0:
-        first = position // chunk * chunk
-    return first
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _plan(
-    starts, lengths, pieces, num_seqs, window, chunk, BLOCK: tl.constexpr, PIECE: tl.constexpr
-):
-    i = tl.arange(0, BLOCK)
-    mine = i < num_seqs
-    length = tl.load(lengths + i, mask=mine, other=0).to(tl.int32)
-    count = tl.load(starts + i + 1, mask=mine, other=0) - tl.load(starts + i, mask=mine, other=0)
-    seen = length - _first_visible(length - 1, window, chunk)
-    number = tl.where(count == 1, (seen + PIECE - 1) // PIECE, 0)
-    ends = tl.cumsum(number, 0)
-    tl.store(pieces + i, ends - number, mask=mine)
-    tl.store(pieces + num_seqs, tl.sum(number))
 
 
 @triton.jit
@@ -242,7 +200,7 @@ def _walk(
             seen = seen & (distance <= 0)
         if REACHES:
             seen = seen & (
-                key_positions[None, :] >= _first_visible(positions, window, chunk)[:, None]
+                key_positions[None, :] >= first_visible(positions, window, chunk)[:, None]
             )
         scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(best, tl.max(scores, 1))
@@ -259,9 +217,62 @@ def _walk(
     return best, total, sums
 
 
+@triton.jit
+def _write(best, total, sums, sinks, at, heads, mine, size, MAIN: tl.constexpr):
+    """Write `size` elements of the output of each head to `at` [heads, 1]: value sums over weight
+    sums.
+    """
+    if sinks is not None:
+        sink = tl.load(sinks + heads).to(tl.float32)
+        highest = tl.maximum(best, sink)
+        left = exponential(best, highest)
+        total = total * left + exponential(sink, highest)
+        sums = sums * left[:, None]
+    element = tl.arange(0, MAIN)
+    found = (sums / total[:, None]).to(at.dtype.element_ty)
+    tl.store(at + element[None, :], found, mask=mine[:, None] & (element < size)[None, :])
+
+
+@triton.jit
+def _merge(
+    sums_in, scales_in, first, stop, sequence, heads, mine, all_heads, start, HEADS: tl.constexpr,
+    MAIN: tl.constexpr, PARTIALS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Merge a sequence's partial sums of programs `first` to `stop`, `PARTIALS` at a time; return
+    maximum scores, weight sums and `COLUMNS` value sums from `start` of some heads.
+    """
+    element = start + tl.arange(0, COLUMNS)
+    best = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    sums = tl.zeros((HEADS, COLUMNS), tl.float32)
+    for at in range(first, stop, PARTIALS):
+        program = at + tl.arange(0, PARTIALS)
+        known = (program < stop)[:, None] & mine[None, :]
+        index = (program + sequence).to(tl.int64)[:, None] * all_heads + heads[None, :]
+        # Past the cache of the multiprocessor: other ones wrote them.
+        theirs = tl.load(
+            scales_in + index * 2, mask=known, other=float("-inf"), cache_modifier=".cg"
+        )
+        totals = tl.load(scales_in + index * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+        partials = tl.load(
+            sums_in + index[:, :, None] * MAIN + element[None, None, :],
+            mask=known[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        highest = tl.maximum(best, tl.max(theirs, 0))
+        left = exponential(best, highest)
+        weights = exponential(theirs, highest[None, :])
+        total = total * left + tl.sum(totals * weights, 0)
+        sums = sums * left[:, None] + tl.sum(partials * weights[:, :, None], 0)
+        best = highest
+    return best, tl.where(mine, total, 1.0), sums
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def _decode(
-    query, query_token, query_head, sums_out, scales_out, pieces, num_seqs,
+    query, query_token, query_head, sums_out, scales_out, out, out_token, out_head, sinks, pieces,
+    arrivals, num_seqs,
     cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
     window, chunk, scale, softcap, alibi, bias, reach,
     BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
@@ -269,12 +280,13 @@ def _decode(
     MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
     LATENT: tl.constexpr,
     CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr, TILE: tl.constexpr,
-    WIDE: tl.constexpr, PIECE: tl.constexpr,
+    WIDE: tl.constexpr, PIECE: tl.constexpr, PARTIALS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One program: some pieces, for the query heads of one KV head or a part of them."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // PARTS
-    local = tl.program_id(1) % PARTS * HEADS + tl.arange(0, ROWS)
+    part = tl.program_id(1) % PARTS * HEADS
+    local = part + tl.arange(0, ROWS)
     mine = (tl.arange(0, ROWS) < HEADS) & (local < GROUP)
     heads = tl.where(mine, kv_head * GROUP + local, 0)
     all_heads = tl.num_programs(1) // PARTS * GROUP
@@ -287,80 +299,69 @@ def _decode(
     sequence = find_segment(pieces, num_seqs, piece)
     while piece < last:
         before = tl.load(pieces + sequence)
-        stop = tl.minimum(last, tl.load(pieces + sequence + 1))
-        length = tl.load(lengths + sequence).to(tl.int32)
-        origin = _first_visible(length - 1, window, chunk)
-        query_rows = (
-            query
-            + tl.load(starts + sequence).to(tl.int64) * query_token
-            + heads[:, None] * query_head
-        )
-        main = tl.load(
-            query_rows + element[None, :],
-            mask=mine[:, None] & (element < VALUE)[None, :],
-            other=0.0,
-        )
-        rest = main
-        if REST > 0:
-            more = VALUE + tl.arange(0, REST)
-            rest = tl.load(
-                query_rows + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
+        after = tl.load(pieces + sequence + 1)
+        stop = tl.minimum(last, after)
+        if piece < stop:  # other sequences than decode sequences have no pieces
+            length = tl.load(lengths + sequence).to(tl.int32)
+            origin = first_visible(length - 1, window, chunk)
+            token = tl.load(starts + sequence).to(tl.int64)
+            query_rows = query + token * query_token + heads[:, None] * query_head
+            main = tl.load(
+                query_rows + element[None, :],
+                mask=mine[:, None] & (element < VALUE)[None, :],
+                other=0.0,
             )
-        best, total, sums = _walk(
-            main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
-            origin + (piece - before) * PIECE, tl.minimum(origin + (stop - before) * PIECE, length),
-            tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
-            tl.zeros((ROWS, MAIN), tl.float32),
-            cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
-            table + sequence * table_row,
-            window, chunk, scale, softcap, alibi, bias, reach,
-            BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
-        )  # fmt: skip
-        index = (program + sequence).to(tl.int64) * all_heads + heads
-        tl.store(sums_out + index[:, None] * MAIN + element[None, :], sums, mask=mine[:, None])
-        tl.store(scales_out + index * 2, best, mask=mine)
-        tl.store(scales_out + index * 2 + 1, total, mask=mine)
+            rest = main
+            if REST > 0:
+                more = VALUE + tl.arange(0, REST)
+                rest = tl.load(
+                    query_rows + more[None, :],
+                    mask=mine[:, None] & (more < KEY)[None, :],
+                    other=0.0,
+                )
+            best, total, sums = _walk(
+                main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
+                origin + (piece - before) * PIECE,
+                tl.minimum(origin + (stop - before) * PIECE, length),
+                tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+                tl.zeros((ROWS, MAIN), tl.float32),
+                cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
+                table + sequence * table_row,
+                window, chunk, scale, softcap, alibi, bias, reach,
+                BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
+            )  # fmt: skip
+            row = out + token * out_token
+            first = before // share
+            num_partials = (after - 1) // share + 1 - first
+            if num_partials == 1:
+                at = row + heads[:, None] * out_head
+                _write(best, total, sums, sinks, at, heads, mine, VALUE, MAIN)
+            else:
+                index = (program + sequence).to(tl.int64) * all_heads + heads
+                sums_at = sums_out + index[:, None] * MAIN + element[None, :]
+                tl.store(sums_at, sums, mask=mine[:, None])
+                tl.store(scales_out + index * 2, best, mask=mine)
+                tl.store(scales_out + index * 2 + 1, total, mask=mine)
+                tl.debug_barrier()  # the stores of all threads come before the arrival
+                arrival = arrivals + sequence * tl.num_programs(1) + tl.program_id(1)
+                arrived = tl.atomic_add(arrival, 1, sem="acq_rel")
+                if arrived == num_partials - 1:
+                    tl.store(arrival, 0)  # for the next layer
+                    local_head = part + tl.arange(0, HEADS)
+                    is_head = local_head < GROUP
+                    head = tl.where(is_head, kv_head * GROUP + local_head, 0)
+                    for start in range(0, MAIN, COLUMNS):
+                        merged_best, merged_total, merged_sums = _merge(
+                            sums_out, scales_out, first, first + num_partials, sequence, head,
+                            is_head, all_heads, start, HEADS, MAIN, PARTIALS, COLUMNS,
+                        )  # fmt: skip
+                        _write(
+                            merged_best, merged_total, merged_sums, sinks,
+                            row + head[:, None] * out_head + start, head, is_head, VALUE - start,
+                            COLUMNS,
+                        )  # fmt: skip
         piece = stop
         sequence += 1
-
-
-@triton.jit(do_not_specialize=LENGTHS)
-def _merge(
-    sums_in, scales_in, out, out_token, out_head, sinks, pieces, starts, num_seqs, programs,
-    HEADS: tl.constexpr, MAIN: tl.constexpr, VALUE: tl.constexpr, PARTIALS: tl.constexpr,
-):  # fmt: skip
-    """One program: merges the partial sums of one head of one sequence, `PARTIALS` at a time."""
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
-    begin = tl.load(pieces + sequence)
-    end = tl.load(pieces + sequence + 1)
-    if end > begin:
-        share = tl.cdiv(tl.load(pieces + num_seqs), programs)
-        element = tl.arange(0, MAIN)
-        best = tl.full((1,), float("-inf"), tl.float32)
-        total = tl.zeros((1,), tl.float32)
-        if sinks is not None:
-            best = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32)
-            total += 1.0
-        sums = tl.zeros((MAIN,), tl.float32)
-        stop = (end - 1) // share + 1
-        for first in range(begin // share, stop, PARTIALS):
-            program = first + tl.arange(0, PARTIALS)
-            known = program < stop
-            index = (program + sequence).to(tl.int64) * HEADS + head
-            theirs = tl.load(scales_in + index * 2, mask=known, other=float("-inf"))
-            totals = tl.load(scales_in + index * 2 + 1, mask=known, other=0.0)
-            partials = tl.load(
-                sums_in + index[:, None] * MAIN + element[None, :], mask=known[:, None], other=0.0
-            )
-            highest = tl.maximum(best, tl.max(theirs, 0))
-            left = exponential(best, highest)
-            weights = exponential(theirs, highest)
-            total = total * left + tl.sum(totals * weights, 0)
-            sums = sums * left + tl.sum(partials * weights[:, None], 0)
-            best = highest
-        at = out + tl.load(starts + sequence).to(tl.int64) * out_token + head * out_head
-        tl.store(at + element, (sums / total).to(out.dtype.element_ty), mask=element < VALUE)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -420,7 +421,7 @@ def _attend(
         first = 0
         end = length
         if CAUSAL:
-            first = _first_visible(length - count + begin, window, chunk)
+            first = first_visible(length - count + begin, window, chunk)
             end = length - count + tl.minimum(begin + QUERIES, count)
         best, total, sums = _walk(
             main, rest, positions, heads, first, end,
@@ -431,12 +432,5 @@ def _attend(
             window, chunk, scale, softcap, alibi, bias, reach,
             BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
         )  # fmt: skip
-        if sinks is not None:
-            sink = tl.load(sinks + heads).to(tl.float32)
-            highest = tl.maximum(best, sink)
-            left = exponential(best, highest)
-            total = total * left + exponential(sink, highest)
-            sums = sums * left[:, None]
         at = out + (start + token).to(tl.int64)[:, None] * out_token + heads[:, None] * out_head
-        found = (sums / total[:, None]).to(out.dtype.element_ty)
-        tl.store(at + element[None, :], found, mask=mine[:, None] & (element < VALUE)[None, :])
+        _write(best, total, sums, sinks, at, heads, mine, VALUE, MAIN)

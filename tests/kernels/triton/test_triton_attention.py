@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime import interpreter
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from core.api import Entry
@@ -34,10 +35,11 @@ def assert_close(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
         ({}, torch.bfloat16),
         ({"window": 5, "softcap": 2.0, "alibi": BY_HEAD, "sinks": BY_HEAD}, torch.float32),
         ({"chunk": 4}, torch.float32),
+        ({"sinks": BY_HEAD}, torch.float32),
         ({"value_size": 5, "kv_heads": 1}, torch.float32),
         ({"distance_bias": torch.linspace(-3.0, 3.0, 4 * 21).view(4, 21)}, torch.float32),
     ],
-    ids=["plain", "window, cap, slopes and sinks", "chunk", "latent", "distances"],
+    ids=["plain", "window, cap, slopes and sinks", "chunk", "sinks", "latent", "distances"],
 )
 def test_prefill_and_decode_match_dense_attention(
     reach: dict[str, Any], dtype: torch.dtype
@@ -64,8 +66,10 @@ def test_odd_head_size_and_group_of_three() -> None:
 
 
 def test_large_query_groups_span_programs() -> None:
-    sequences = PagedSequences(TritonAttention(), AttentionParams(70, 1, 4, 0.5), num_sequences=2)
-    assert_close(sequences.step({0: 9, 1: 2}))
+    sequences = PagedSequences(
+        TritonAttention(), AttentionParams(70, 1, 4, 0.5), num_sequences=2, max_len=80
+    )
+    assert_close(sequences.step({0: 70, 1: 2}))
     assert_close(sequences.step({0: 1, 1: 1}))
 
 
@@ -77,6 +81,32 @@ def test_skewed_lengths_split_over_any_number_of_programs(programs: int) -> None
     sequences = PagedSequences(backend, params, num_sequences=3, max_len=200)
     sequences.step({0: 190, 1: 1, 2: 63})
     assert_close(sequences.step({0: 1, 1: 1, 2: 1}))
+
+
+def _last_program_first(*numbers: int) -> range:
+    return range(*numbers)[::-1] if len(numbers) == 1 else range(*numbers)
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_split_keys_are_merged_alike_whichever_program_is_last(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers reuse one plan: the merge leaves the arrivals at 0."""
+    backend = TritonAttention()
+    backend._programs = 5 * heads
+    params = AttentionParams(2 * heads, heads, head_size=8, scale=0.5, sinks=None)
+    sequences = PagedSequences(backend, params, num_sequences=2, max_len=400)
+    sequences.step({0: 390, 1: 90})
+    inputs, query, key, value = sequences.tokens({0: 1, 1: 1})
+    plan = backend.prepare(inputs)
+    found = []
+    for programs_of in (range, _last_program_first):
+        with monkeypatch.context() as patch:
+            patch.setattr(interpreter, "range", programs_of, raising=False)
+            found.append(backend.attend(params, query, key, value, sequences.cache, plan))
+    assert torch.equal(*found)
+    (shared,) = plan.decode_plans.values()
+    assert not shared.arrivals.any()
 
 
 def test_nan_sequence_does_not_affect_others() -> None:
