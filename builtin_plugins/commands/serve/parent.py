@@ -229,7 +229,7 @@ class Parent:
         if self._has_served:
             self._start_s = self._ready_since_s - self._since_s
             message = "the API process is back (restart %d) after %.1f s"
-            self._log.write(partial(log.warning, message, self._restarts, self._start_s))
+            log.warning(message, self._restarts, self._start_s)
         else:
             self._start_s = SLOWDOWN * used_seconds(self._pid)
         self._has_served = True

@@ -7,8 +7,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -37,14 +36,9 @@ class ParentLog:
             return
         if self.pid and not self._has_ended():
             return
-        try:
-            with _process_name(NAME):  # before the fork: it is not to be taken for an engine
-                self.pid = os.fork()
-                if not self.pid:
-                    _write_and_exit(write_line)
-        except OSError:  # no further process can be started
-            write_line()
-            return
+        self.pid = os.fork()
+        if not self.pid:
+            _write_and_exit(write_line)
         until_s = time.monotonic() + LOG_S
         while not self._has_ended() and time.monotonic() < until_s:
             time.sleep(POLL_S)
@@ -53,18 +47,6 @@ class ParentLog:
         if os.waitpid(self.pid, os.WNOHANG)[0]:
             self.pid = 0
         return not self.pid
-
-
-@contextmanager
-def _process_name(name: str) -> Iterator[None]:
-    """Give this process another name meanwhile."""
-    comm = Path("/proc/self/comm")
-    own = comm.read_text().rstrip()
-    comm.write_text(name)
-    try:
-        yield
-    finally:
-        comm.write_text(own)
 
 
 def _is_pipe() -> bool:
@@ -79,6 +61,7 @@ def _write_and_exit(write_line: Callable[[], None]) -> NoReturn:
     """Write a line and end. A stuck process must not hold the pipes that show the parent's end."""
     try:
         signal.set_wakeup_fd(-1)
+        Path("/proc/self/comm").write_text(NAME)
         descriptor = sys.stderr.fileno()
         os.closerange(0, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))

@@ -13,7 +13,6 @@ LINES = """
 import os, signal, sys
 from builtin_plugins.commands.serve import parent_log
 
-own = open("/proc/self/comm").read()
 log = parent_log.ParentLog()
 log.write(lambda: print("first", file=sys.stderr))
 print(log.pid)
@@ -22,7 +21,6 @@ log.write(lambda: print("x" * 1_000_000, file=sys.stderr))
 stuck = log.pid
 log.write(lambda: print("dropped", file=sys.stderr))
 print(stuck > 0, log.pid == stuck)
-print(open(f"/proc/{stuck}/comm").read(), open("/proc/self/comm").read() == own)
 os.kill(stuck, signal.SIGKILL)
 """
 
@@ -37,7 +35,7 @@ def run_lines(descriptor: int) -> str:
 
 def test_terminal_that_takes_nothing_delays_the_parent_once() -> None:
     reader, writer = pty.openpty()
-    assert run_lines(writer).split() == ["0", "True", "True", "engine-log", "True"]
+    assert run_lines(writer) == "0\nTrue True\n"
     assert os.read(reader, 100).startswith(b"first")
     os.close(reader)
     os.close(writer)
