@@ -68,10 +68,9 @@ def _decoder(
     hidden = facts.count("hidden_size")
     return DecoderSpec(
         **{
-            **facts.decoder(tied=True),
+            **facts.decoder(layer, tied=True),
             "learned_positions": 0 if rope else facts.num_positions(),
             "token_types": facts.count("type_vocab_size", 2),
-            "layers": (layer,) * facts.num_layers(),
             "norm": None,
             "embed_norm": norm,
             "head_bias": True,

@@ -11,13 +11,14 @@ from builtin_plugins.models.deepseek import (
     with_indexers,
 )
 from core.api import Entry, ModelError, hookimpl
+from core.model_spec.attention import NormSpec
 from core.model_spec.compressed import (
     CompressedAttentionSpec,
     HyperConnectionSpec,
     SelectorSpec,
 )
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.facts import ModelFacts, latent_attention, with_fields
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import RopeSpec, YarnScaling
@@ -81,13 +82,18 @@ def engine_models() -> list[Entry]:
 
 def deepseek(hf_config: object) -> DecoderSpec:
     """Return the facts of a DeepSeek V4 config, published or saved by transformers."""
+    given = getattr(hf_config, "rope_parameters", None) or {}
+    if "rope_type" in given:  # not by kind of layer: for the compressed ones, as rope_scaling is
+        scaling = dict(given)
+        theta = scaling.pop("rope_theta", 10_000.0)
+        hf_config = with_fields(
+            hf_config, rope_parameters=None, rope_scaling=scaling, rope_theta=theta
+        )
     facts = ModelFacts(hf_config)
     kinds = _kinds(facts)
     size = facts.count("head_dim", 512)
-    rotated: dict[str, Any] = {
-        "share": facts.count("qk_rope_head_dim", 64) / size,
-        "interleaved": True,
-    }
+    share = facts.count("qk_rope_head_dim", size // 8) / size
+    rotated: dict[str, Any] = {"share": share, "interleaved": True}
     plain = facts.rope(size, layer_type="main", scaled=False, **rotated)
     scaled = facts.rope(
         size, layer_type="compress", theta=160_000.0, theta_name="compress_rope_theta", **rotated
@@ -96,9 +102,8 @@ def deepseek(hf_config: object) -> DecoderSpec:
         scaled = replace(scaled, scaling=replace(scaled.scaling, attention_factor=1.0))
     norm = facts.norm()
     hashed = facts.count("num_hash_layers", 3, least=0)
-    mlps = facts.get("mlp_layer_types") or [
-        "hash_moe" if i < hashed else "moe" for i in range(len(kinds))
-    ]
+    default = (["hash_moe"] * hashed + ["moe"] * len(kinds))[: len(kinds)]
+    mlps = facts.get("mlp_layer_types") or default
     layers = tuple(
         pre_norm_layer(
             norm,
@@ -107,7 +112,7 @@ def deepseek(hf_config: object) -> DecoderSpec:
         )
         for kind, mlp in zip(kinds, mlps, strict=True)
     )
-    hyper = _hyper_connections(facts, iterations=facts.count("hc_sinkhorn_iters", 20))
+    hyper = _hyper_connections(facts, norm, iterations=facts.count("hc_sinkhorn_iters", 20))
     return DecoderSpec(
         **facts.decoder(), layers=layers, norm=norm, hyper_connections=hyper, names=DEEPSEEK
     )
@@ -126,6 +131,7 @@ def hunyuan(hf_config: object) -> DecoderSpec:
     indexer = replace(indexer, rope_at_end=True, norm_eps=norm.eps)
     hyper = _hyper_connections(
         facts,
+        norm,
         iterations=0,
         magnitude=facts.number("hc_magnitude", 2.0),
         output_eps=facts.number("hc_eps", 1e-6),
@@ -182,10 +188,8 @@ def _experts(facts: ModelFacts, *, hashed: bool) -> MoeSpec:
             f"scoring_func in config.json: got {score!r:.100}; expected {', '.join(SCORES)}. "
             "Restore the model's own config.json."
         )
-    limited: dict[str, Any] = {
-        "activation": facts.activation(),
-        "limit": facts.number("swiglu_limit", 10.0),
-    }
+    limit = facts.number("swiglu_limit", 10.0)
+    limited: dict[str, Any] = {"activation": facts.activation(), "limit": limit}
     return MoeSpec(
         **limited,
         experts=facts.count("n_routed_experts"),
@@ -200,13 +204,13 @@ def _experts(facts: ModelFacts, *, hashed: bool) -> MoeSpec:
 
 
 def _hyper_connections(
-    facts: ModelFacts, *, iterations: int, **facts_of_outputs: float
+    facts: ModelFacts, norm: NormSpec, *, iterations: int, **facts_of_outputs: float
 ) -> HyperConnectionSpec:
     """Return the residual streams of a config."""
     return HyperConnectionSpec(
         streams=facts.count("hc_mult", 4),
         iterations=iterations,
-        norm_eps=facts.norm(eps=1e-6).eps,
+        norm_eps=norm.eps,
         eps=facts.number("hc_eps", 1e-6),
         **facts_of_outputs,
     )

@@ -54,10 +54,8 @@ def equal_layers(
         attention=facts.attention(**attention),
         mlp=facts.mlp(**{"bias": mlp_bias, **(mlp or {})}),
     )
-    layers = (layer,) * facts.num_layers()
-    return DecoderSpec(
-        **facts.decoder(tied=tied), layers=layers, norm=norm, names=names or WeightNames()
-    )
+    names = names or WeightNames()
+    return DecoderSpec(**facts.decoder(layer, tied=tied), norm=norm, names=names)
 
 
 def emu3(hf_config: object) -> DecoderSpec:

@@ -36,14 +36,13 @@ def spec(hf_config: Any) -> DecoderSpec:
     facts = ModelFacts(with_fields(hf_config, rope_parameters=nested))
     norm = facts.norm(eps=1e-5)
     heads = facts.heads(128)
-    size = heads["head_size"]
     kinds = facts.layer_kinds(*BASES) or ["hybrid"] * facts.num_layers()
     layers = tuple(
         pre_norm_layer(
             norm,
             attention=ConvolvedAttentionSpec(
                 **heads,
-                rope=facts.rope(size, layer_type=kind, theta=BASES[kind], share=0.5),
+                rope=facts.rope(heads["head_size"], layer_type=kind, theta=BASES[kind], share=0.5),
                 kernels=(facts.count("cca_time0", 2), facts.count("cca_time1", 2)),
                 window=facts.window() if kind == "hybrid_sliding" else None,
                 bias=facts.flag("attention_bias"),

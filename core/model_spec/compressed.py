@@ -43,6 +43,7 @@ class CompressedAttentionSpec:
     groups: int
     """Groups of heads; the outputs of each are projected to `out_rank` by weights of their own."""
     out_rank: int
+    """Width of a group's output (o_lora_rank)."""
     rope: RopeSpec
     """Rotary embedding of the end of each head; the output is rotated back."""
     norm: NormSpec
@@ -77,10 +78,12 @@ class ConvolvedAttentionSpec:
 
     causal: ClassVar[bool] = True
     sinks: ClassVar[bool] = False
+    """No head has a sink."""
     heads: int
     kv_heads: int
     head_size: int
     rope: RopeSpec
+    """Rotary embedding, after the convolutions."""
     kernels: tuple[int, int]
     """Sizes of both convolutions, in tokens."""
     window: int | None = None

@@ -41,6 +41,14 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return reference.layer_norm(x, weight, bias, eps) if out is None else out
 
 
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (layer_norm(x + residual), x + residual)."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
     out = ELEMENTS.unary(x, elementwise.SILU) if ELEMENTS else None

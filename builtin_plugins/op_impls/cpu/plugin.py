@@ -8,6 +8,7 @@ OPS = {
     "rms_norm": "RMS norm in one pass over each row",
     "add_rms_norm": "residual sum and RMS norm in one pass",
     "layer_norm": "layer norm of a row while it is near",
+    "add_layer_norm": "residual sum, and layer norm of a row while it is near",
     "embedding": "rows copied",
     "silu": "SiLU",
     "gelu": "GELU by Abramowitz and Stegun 7.1.26",

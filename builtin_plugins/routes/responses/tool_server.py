@@ -13,6 +13,7 @@ class ServedTool:
 
     name: str
     description: str
+    """What the tool does, for the model; may be empty."""
     parameters: Mapping[str, Any]
     """JSON schema of its arguments."""
 
@@ -23,6 +24,7 @@ class ToolResult:
 
     text: str
     is_error: bool = False
+    """True: the call failed, and the text says why."""
 
 
 class ToolServerError(Exception):

@@ -192,6 +192,8 @@ def _example(subject: Subject) -> Any:
 
 
 def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("tid2eid"):  # the experts of each token id
+        return torch.arange(shape[-1]).expand(shape)
     noise = torch.randn(shape, generator=generator)
     return (
         noise / shape[-1] ** 0.5 if len(shape) > 1 else noise * 0.1 + float(name.endswith("weight"))

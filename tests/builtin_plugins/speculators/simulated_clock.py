@@ -103,7 +103,7 @@ class Engine:
         size = self._rows + sum(counts) + prompts
         if not skips:
             self._worker.begin(granted)
-            forward_batch: Any = SimpleNamespace(input_ids=range(size))
+            forward_batch: Any = SimpleNamespace(input_ids=range(size), positions=None)
             self._worker.before_forward(forward_batch, granted)
         self._clock.now += self._step_s(size)
         accepted = [1 + self._num_accepted(count, acceptance_rate) for count in counts]
