@@ -199,6 +199,8 @@ def test_death_of_the_process_with_the_broker_keeps_the_engines(tmp_path: Path) 
         wait_for(lambda: len(api_servers(service)) == 2)
         same = engines(service)
         before = api_servers(service)
+        # A service that is not ready yet ends with the process.
+        wait_for(lambda: {"api 0", "api 1"} <= set(re.findall(r'"(api \d)"', page_of(service))))
         kill_api(service)
         wait_for(lambda: all(is_gone(pid) for pid in before))
         wait_for(service.is_ready)
