@@ -45,12 +45,15 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised x."""
         norm = self._op("rms_norm", self._norm)
-        return norm(x, self.weight, self._eps, self._offset)  # type: ignore[no-any-return]
+        out: torch.Tensor = norm(x, self.weight, self._eps, self._offset)
+        return out
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised sum and the sum; may modify both inputs."""
         norm = self._op("add_rms_norm", self._add_norm)
-        return norm(x, residual, self.weight, self._eps, self._offset)  # type: ignore[no-any-return]
+        pair: tuple[torch.Tensor, torch.Tensor]
+        pair = norm(x, residual, self.weight, self._eps, self._offset)
+        return pair
 
     def _op(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return the op of this name that writes what the reader multiplies."""
