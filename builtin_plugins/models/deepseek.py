@@ -3,16 +3,21 @@ models with MLA: MiniCPM 3 and Youtu-LLM.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from core.api import Entry, ModelError, hookimpl
-from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, Temperature
-from core.model_spec.decoder import DecoderSpec, mtp_layer
-from core.model_spec.facts import ModelFacts, latent_attention, renamed
-from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
-from core.model_spec.names import WeightNames
+from core.api import Entry, hookimpl
+from core.model_spec.attention import LatentAttentionSpec, Temperature
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts, renamed
+from core.model_spec.latent_facts import (
+    indexer_spec,
+    latent_attention,
+    latent_decoder,
+    latent_experts,
+    shared_indexers,
+    with_indexers,
+)
+from core.model_spec.layer import MoeSpec, pre_norm_layer
 
 HERE = "builtin_plugins.models.deepseek"
 PANGU = {
@@ -56,12 +61,7 @@ def v2(hf_config: object) -> DecoderSpec:
     expert.
     """
     facts = ModelFacts(hf_config)
-    method = facts.get("topk_method", "greedy")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ModelError(
-            f"topk_method in config.json is {method!r:.100}; greedy and group_limited_greedy are "
-            "known."
-        )
+    method = facts.choice("topk_method", "greedy", ("greedy", "group_limited_greedy"))
     experts = latent_experts(
         facts, score="softmax", correction_bias=False, renormalize=False, group_top_k=1
     )
@@ -207,11 +207,7 @@ def youtu(hf_config: object) -> DecoderSpec:
     """Return the facts of a Youtu-LLM config."""
     facts = ModelFacts(hf_config)
     norm = facts.norm()
-    rope = facts.rope(
-        facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True)
-    )
-    attention = latent_attention(facts, rope=rope)
-    layer = pre_norm_layer(norm, attention=attention, mlp=facts.mlp())
+    layer = pre_norm_layer(norm, attention=_attention(facts), mlp=facts.mlp())
     return DecoderSpec(**facts.decoder(layer, tied=True), norm=norm)
 
 
@@ -221,108 +217,3 @@ def _attention(facts: ModelFacts) -> LatentAttentionSpec:
         facts.count("qk_rope_head_dim"), interleaved=facts.flag("rope_interleave", True)
     )
     return latent_attention(facts, rope=rope)
-
-
-def latent_experts(
-    facts: ModelFacts, *, groups: tuple[int, int] = (1, 1), **changes: Any
-) -> MoeSpec:
-    """Return the experts of a config, changed by `changes`; `groups` is the default."""
-    width = facts.count("moe_intermediate_size")
-    found: dict[str, Any] = {
-        "experts": facts.count("n_routed_experts"),
-        "top_k": facts.count("num_experts_per_tok"),
-        "width": width,
-        "activation": facts.activation(),
-        "score": "sigmoid",
-        "renormalize": facts.flag("norm_topk_prob", True),
-        "scale": facts.number("routed_scaling_factor"),
-        "correction_bias": True,
-        "groups": facts.count("n_group", groups[0]),
-        "topk_groups": facts.count("topk_group", groups[1]),
-        "router_fp32": True,
-        "shared": MlpSpec(
-            width=width * facts.count("n_shared_experts"), activation=facts.activation()
-        ),
-    }
-    return MoeSpec(**{**found, **changes})
-
-
-def latent_decoder(
-    facts: ModelFacts,
-    attention: LatentAttentionSpec,
-    experts: MoeSpec,
-    *,
-    dense: int,
-    dense_name: str = "first_k_dense_replace",
-    every: int = 1,
-    eps: float = 1e-6,
-    mlp_bias: bool = False,
-) -> DecoderSpec:
-    """Return a decoder with dense first layers, and with its MTP layer."""
-    norm = facts.norm(eps=eps)
-    num_layers = facts.num_layers()
-    dense = facts.count(dense_name, dense, least=0) if dense_name else dense
-    kinds = facts.get("mlp_layer_types")
-    if kinds is None:
-        kinds = ["sparse" if i >= dense and i % every == 0 else "dense" for i in range(num_layers)]
-    if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
-        raise ModelError(
-            f"mlp_layer_types in config.json must name dense or sparse for each of {num_layers} "
-            "layers."
-        )
-    mlps = {"dense": facts.mlp(bias=mlp_bias), "sparse": experts}
-    layers = tuple(pre_norm_layer(norm, attention=attention, mlp=mlps[kind]) for kind in kinds)
-    names = WeightNames(ignored=("*.rotary_emb.inv_freq", f"model.layers.{num_layers}.*"))
-    further = pre_norm_layer(norm, attention=attention, mlp=experts)
-    has_mtp = facts.count("num_nextn_predict_layers", 0, least=0) > 0
-    mtp = mtp_layer(further, norm, num_layers) if has_mtp else None
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=names)
-
-
-def indexer_spec(facts: ModelFacts, *, heads: int, interleaved: bool) -> IndexerSpec:
-    """Return the indexer of a config; `heads` is the default."""
-    return IndexerSpec(
-        top_k=facts.count("index_topk", 2048),
-        heads=facts.count("index_n_heads", heads),
-        size=facts.count("index_head_dim", 128),
-        interleaved=interleaved,
-    )
-
-
-def shared_indexers(
-    facts: ModelFacts, indexer: IndexerSpec, num_layers: int, *, every: int = 1
-) -> list[IndexerSpec]:
-    """Return the indexer of each layer; some layers attend to what an earlier one selected."""
-    kinds = facts.get("indexer_types") or facts.get("index_topk_pattern")
-    if kinds is None:
-        every = facts.count("index_topk_freq", every)
-        offset = facts.count("index_skip_topk_offset", 2, least=0)
-        kinds = [
-            "full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(num_layers)
-        ]
-    kinds = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in kinds]
-    if len(kinds) != num_layers or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
-        raise ModelError(
-            f"indexer_types in config.json: got {kinds!r:.100}; expected full or shared for each "
-            f"of {num_layers} layers, full for the first. Restore the model's own config.json."
-        )
-    indexers: list[IndexerSpec] = []
-    source = 0
-    for index, kind in enumerate(kinds):
-        source = index if kind == "full" else source
-        own = None if kind == "full" else source
-        indexers.append(replace(indexer, source_layer=own))
-    return indexers
-
-
-def with_indexers(spec: DecoderSpec, indexers: Sequence[IndexerSpec | None]) -> DecoderSpec:
-    """Return the decoder with its layers' indexers; its MTP layer attends to all tokens."""
-    attentions: list[Any] = [layer.attention for layer in spec.layers]
-    layers = tuple(
-        replace(layer, attention=replace(attention, indexer=indexer))
-        for layer, attention, indexer in zip(spec.layers, attentions, indexers, strict=True)
-    )
-    mtp = spec.mtp
-    if mtp is not None:
-        mtp = replace(mtp, ignored=(*mtp.ignored, f"{mtp.stored}.self_attn.indexer.*"))
-    return replace(spec, layers=layers, mtp=mtp)

@@ -3,13 +3,6 @@
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from builtin_plugins.models.deepseek import (
-    indexer_spec,
-    latent_decoder,
-    latent_experts,
-    shared_indexers,
-    with_indexers,
-)
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.compressed import (
@@ -18,7 +11,15 @@ from core.model_spec.compressed import (
     SelectorSpec,
 )
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, latent_attention, with_fields
+from core.model_spec.facts import ModelFacts, with_fields
+from core.model_spec.latent_facts import (
+    indexer_spec,
+    latent_attention,
+    latent_decoder,
+    latent_experts,
+    shared_indexers,
+    with_indexers,
+)
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import RopeSpec, YarnScaling
@@ -182,12 +183,7 @@ def _attention(facts: ModelFacts, kind: str, rope: RopeSpec) -> CompressedAttent
 def _experts(facts: ModelFacts, *, hashed: bool) -> MoeSpec:
     """Return the experts of a layer, which token ids choose where they are `hashed`."""
     width = facts.count("moe_intermediate_size")
-    score = str(facts.get("scoring_func", "sqrtsoftplus"))
-    if score not in SCORES:
-        raise ModelError(
-            f"scoring_func in config.json: got {score!r:.100}; expected {', '.join(SCORES)}. "
-            "Restore the model's own config.json."
-        )
+    score = facts.choice("scoring_func", "sqrtsoftplus", SCORES)
     limit = facts.number("swiglu_limit", 10.0)
     limited: dict[str, Any] = {"activation": facts.activation(), "limit": limit}
     return MoeSpec(

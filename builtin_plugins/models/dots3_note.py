@@ -5,15 +5,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from builtin_plugins.models.deepseek import (
+from core.model_spec.attention import LatentAttentionSpec
+from core.model_spec.decoder import DecoderSpec
+from core.model_spec.facts import ModelFacts
+from core.model_spec.latent_facts import (
     indexer_spec,
+    latent_attention,
     latent_decoder,
     latent_experts,
     with_indexers,
 )
-from core.model_spec.attention import LatentAttentionSpec
-from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, latent_attention
 from core.model_spec.layer import MlpSpec
 
 INDEXED: Final = ("indexed_attention", "full_attention")

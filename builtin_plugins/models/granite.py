@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from builtin_plugins.models.hybrids import layer_kinds, mamba2
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
+from core.model_spec.hybrid_facts import layer_kinds, mamba2
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 

@@ -1,14 +1,16 @@
 """Hybrids of state spaces and attention: Bamba, Falcon H1, Jamba, and what others share."""
 
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
+from core.model_spec.hybrid_facts import mamba2
 from core.model_spec.layer import LayerSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
-from core.model_spec.recurrent import Mamba2Spec, MambaSpec
+from core.model_spec.recurrent import MambaSpec
 
 HERE = "builtin_plugins.models.hybrids"
 HYBRID_NAMES = WeightNames(
@@ -20,19 +22,12 @@ HYBRID_NAMES = WeightNames(
     final_norm="model.final_layernorm",
 )
 """Tensor names of Jamba-style checkpoints."""
-KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Older names of layer types."""
-JAMBA = WeightNames(
-    recurrent="mamba",
-    mlp_in="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
+JAMBA = replace(
+    HYBRID_NAMES,
     router="feed_forward.router",
     expert="feed_forward.experts.{}",
     experts_gate_up="feed_forward.experts.gate_up_proj",
     experts_down="feed_forward.experts.down_proj",
-    final_norm="model.final_layernorm",
 )
 
 
@@ -44,57 +39,6 @@ def engine_models() -> list[Entry]:
         Entry("FalconH1ForCausalLM", f"{HERE}:falcon_h1", "Falcon H1"),
         Entry("JambaForCausalLM", f"{HERE}:jamba", "Jamba"),
     ]
-
-
-def step_limits(facts: ModelFacts) -> dict[str, Any]:
-    """Return the bounds of a token's step, as `Mamba2Spec` takes them; infinity, which JSON has
-    not, is no bound.
-    """
-    limits = facts.get("time_step_limit") or (0.0, None)
-    if not isinstance(limits, (list, tuple)) or len(limits) != 2:
-        raise ModelError(
-            f"time_step_limit in config.json is {limits!r:.100}; it must be a list of two numbers."
-        )
-    low, high = limits
-    return {
-        "dt_min": float(low),
-        "dt_max": float(high) if isinstance(high, (int, float)) else float("inf"),
-    }
-
-
-def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
-    """Return the state space of a hybrid's config, from fields that begin with `mamba_`."""
-    heads = facts.count("mamba_n_heads", 128)
-    size = facts.get("mamba_d_head", "auto")
-    if size == "auto":
-        size = facts.count("mamba_expand", 2) * facts.count("hidden_size") // heads
-    given = {
-        "heads": heads,
-        "head_size": size,
-        "state_size": facts.count("mamba_d_state", 256),
-        "groups": facts.count("mamba_n_groups", 1),
-        "kernel": facts.count("mamba_d_conv", 4),
-        "bias": facts.flag("mamba_proj_bias"),
-        "conv_bias": facts.flag("mamba_conv_bias", True),
-        **step_limits(facts),
-    }
-    return Mamba2Spec(**{**given, **others})
-
-
-def layer_kinds(facts: ModelFacts, default: list[str], allowed: set[str]) -> list[str]:
-    """Return what each layer is, from `layer_types` or its older name; `default` where a config
-    says nothing.
-    """
-    listed = facts.get("layer_types") or facts.get("layers_block_type") or default
-    if not isinstance(listed, (list, tuple)):
-        raise ModelError(f"layer_types in config.json is {listed!r:.100}; it must be a list.")
-    kinds = [KINDS.get(str(kind), str(kind)) for kind in listed]
-    if not kinds or not set(kinds) <= allowed:
-        raise ModelError(
-            f"layer_types in config.json must name {', '.join(sorted(allowed))}; it holds "
-            f"{', '.join(sorted(set(kinds))) or 'nothing'!s:.200}."
-        )
-    return kinds
 
 
 def bamba(hf_config: object) -> DecoderSpec:

@@ -6,7 +6,8 @@ from typing import Any
 
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts, latent_attention, with_fields
+from core.model_spec.facts import ModelFacts, with_fields
+from core.model_spec.latent_facts import latent_attention
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import GatedDeltaSpec

@@ -2,7 +2,8 @@
 
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
-from core.model_spec.facts import ModelFacts, latent_attention
+from core.model_spec.facts import ModelFacts
+from core.model_spec.latent_facts import latent_attention
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 

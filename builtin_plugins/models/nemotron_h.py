@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from builtin_plugins.models.hybrids import layer_kinds
 from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
+from core.model_spec.hybrid_facts import layer_kinds
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import Mamba2Spec

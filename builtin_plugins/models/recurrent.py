@@ -3,11 +3,11 @@
 from dataclasses import replace
 from math import ceil
 
-from builtin_plugins.models.hybrids import step_limits
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
+from core.model_spec.hybrid_facts import step_limits
 from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import (

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from math import ceil
 
-from builtin_plugins.models.hybrids import layer_kinds, mamba2
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, renamed
+from core.model_spec.hybrid_facts import layer_kinds, mamba2
 from core.model_spec.layer import LayerSpec, MlpSpec, SharedBlockSpec
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import Mamba2Spec, MambaSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from core.errors import ModelError
@@ -38,6 +38,16 @@ class ConfigFields:
             raise ModelError(
                 f"{name} is on in config.json, which this architecture does not serve yet."
             )
+
+    def choice(self, name: str, default: str, known: Collection[str]) -> str:
+        """Return a field that is one of the known names; `default` where it is absent."""
+        value = self.get(name, default)
+        if value not in known:
+            raise ModelError(
+                f"{name} in config.json: got {value!r:.100}; expected {', '.join(known)}. Restore "
+                "the model's own config.json."
+            )
+        return str(value)
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return an integer field of at least `least`; `default` where it is absent or null."""

@@ -6,13 +6,12 @@ Any object with the config's fields as attributes works. A missing or malformed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
 from core.errors import ModelError, did_you_mean
-from core.model_spec.attention import AttentionSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.config_fields import ConfigFields, items_of
 from core.model_spec.layer import LayerSpec, MlpSpec, MoeSpec
 from core.model_spec.rope import (
@@ -348,42 +347,6 @@ def renamed(hf_config: Any, **names: str) -> object:
     """Return a config with its fields under present names too: present name to its own."""
     stated = {new: getattr(hf_config, old, None) for new, old in names.items()}
     return with_fields(hf_config, **{n: value for n, value in stated.items() if value is not None})
-
-
-def latent_attention(facts: ModelFacts, **changes: Any) -> LatentAttentionSpec:
-    """Return latent attention (MLA) with the config's sizes, changed by `changes`.
-
-    By default the shared key has interleaved RoPE. `value_size` is the default of v_head_dim.
-    """
-    key = facts.count("qk_nope_head_dim")
-    shared = facts.count("qk_rope_head_dim")
-    plain_queries = facts.get("q_lora_rank", "absent") is None
-    if "rope" not in changes:
-        changes["rope"] = facts.rope(shared, interleaved=True)
-    found: dict[str, Any] = {
-        "heads": facts.count("num_attention_heads"),
-        "key_size": key,
-        "shared_size": shared,
-        "value_size": facts.count("v_head_dim", changes.pop("value_size", None)),
-        "rank": facts.count("kv_lora_rank"),
-        "query_rank": None if plain_queries else facts.count("q_lora_rank"),
-        "norm": NormSpec(),  # its epsilon is in no config
-        "scale": (key + shared) ** -0.5 * _yarn_score_factor(facts),
-        "bias": facts.flag("attention_bias"),
-    }
-    return LatentAttentionSpec(**{**found, **changes})
-
-
-def _yarn_score_factor(facts: ModelFacts) -> float:
-    """Return YaRN's factor on the attention scores (mscale_all_dim)."""
-    given = facts.part("rope_parameters" if facts.get("rope_parameters") else "rope_scaling")
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind == "default" or not given.get("mscale_all_dim"):
-        return 1.0
-    factor = given.number("factor")
-    return (
-        1.0 if factor <= 1 else (0.1 * given.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2
-    )
 
 
 _SIZES: Final = ("vocab_size", "padded_vocab_size", "decoder_vocab_size")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling
-from core.api import ModelError
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
@@ -98,12 +97,7 @@ def eurobert(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
-    where = str(facts.get("classifier_pooling", "late"))
-    if where not in ("bos", "mean", "late"):
-        raise ModelError(
-            f"classifier_pooling {where!r} in config.json is not served; 'bos', 'mean' and 'late' "
-            "are."
-        )
+    where = facts.choice("classifier_pooling", "late", ("bos", "mean", "late"))
     pooler = "cls" if where == "bos" else "mean"
     spec = pooling(facts, (dense("dense", facts.count("hidden_size"), "gelu"),), pooler=pooler)
     if spec.task == "classify" and not spec.per_token:
