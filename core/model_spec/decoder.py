@@ -90,6 +90,8 @@ class DecoderSpec:
     """Rows of the embedding."""
     num_prompt_tokens: int = 0
     """Last tokens of the vocabulary that only prompts have: the head has no rows for them."""
+    num_padding_tokens: int = 0
+    """Last rows of the head that only pad it: no token is sampled from them."""
     hidden_size: int
     max_positions: int
     """Longest context served, in tokens; sizes the rotary tables."""
@@ -164,6 +166,11 @@ class DecoderSpec:
         return self.hidden_size * (1 if hyper is None else hyper.streams)
 
     @property
+    def reads_blocks(self) -> bool:
+        """Whether sublayers read the sums of earlier blocks of layers."""
+        return any(layer.streams is not None for layer in self.layers)
+
+    @property
     def has_head(self) -> bool:
         """Whether the model has an LM head; pooling models usually have none."""
         return self.pooling is None or self.pooling.logits
@@ -200,6 +207,7 @@ class DecoderSpec:
             or layer.index_source_layer is not None
             or layer.delayed_moe is not None
             or layer.blend is not None
+            or layer.streams is not None
             or getattr(getattr(layer.mlp, "router_mlp", None), "adds_previous", False)
             for layer in self.layers
         )

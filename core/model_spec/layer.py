@@ -17,9 +17,14 @@ from core.model_spec.compressed import (
     RouterMlpSpec,
 )
 from core.model_spec.recurrent import RecurrentSpec
+from core.model_spec.relative import BlockStreamsSpec, RelativeAttentionSpec
 
 AnyAttentionSpec = (
-    AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec | ConvolvedAttentionSpec
+    AttentionSpec
+    | LatentAttentionSpec
+    | CompressedAttentionSpec
+    | ConvolvedAttentionSpec
+    | RelativeAttentionSpec
 )
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
 
@@ -41,6 +46,8 @@ class MlpSpec:
     limit: float | None = None
     """Bound of the gate (above) and of the up projection (both sides); None: none."""
     out_scale: float = 1.0
+    learned_scale: bool = False
+    """Whether a learned scalar multiplies the output."""
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -102,8 +109,15 @@ class MoeSpec:
     shared_expert_gate: bool = False
     """Whether the shared expert's output is multiplied by the sigmoid of a gate projection."""
 
+    num_always: int = 0
+    """Number of further experts that every token uses; the router weighs them with the chosen ones.
+    """
+    learned_scale: bool = False
+    """Whether a learned scalar multiplies the expert weights."""
     limit: float | None = None
     """Bound of the experts' gate (above) and up projection (both sides); None: none."""
+    softcaps: tuple[float, float] | None = None
+    """Soft bounds of the gate as a factor and of the up projection; None: none."""
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -231,6 +245,8 @@ class LayerSpec:
     """Whether the residual stream and each output have a stored addend and factor per channel
     before they are added.
     """
+    streams: BlockStreamsSpec | None = None
+    """Sublayers read the sums of earlier blocks of layers; None: they read the residual stream."""
     post_norm: bool = False
     """Whether `attention_out` and `mlp_out` normalise the sum with the residual stream (post-norm).
     """

@@ -68,6 +68,8 @@ class WeightNames:
     hyper_mlp: str = "hc_ffn"
     hyper_head: str = "model.hc_head"
     """Weights of the residual streams after the last layer, in the same way."""
+    final_streams: str = "model.llm.attn_res.output_query"
+    """Query of the residual streams of blocks, after the last layer."""
     attention_gate: str = "self_attn.gate_proj"
     """Output gate; empty: each head's rows of `q` are its query, then its gate."""
     attention_inner: str = "self_attn.attn_sub_norm"
@@ -101,6 +103,9 @@ class WeightNames:
     """Parameters of the activation, if it has any."""
     router: str = "mlp.gate"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
+    router_scale: str = "mlp.gate.global_scale"
+    """Learned scalar of all expert weights."""
+    mlp_scale: str = "mlp.global_scale"
     hashed_experts: str = "mlp.gate.tid2eid"
     """Table with the experts of each token id."""
     correction_bias_row: bool = False
@@ -115,13 +120,15 @@ class WeightNames:
     experts_gate_up: str = "mlp.experts.gate_up_proj"
     experts_down: str = "mlp.experts.down_proj"
     """Down projection of all experts in one tensor; used if the checkpoint has it."""
-    experts_layout: Literal["rows", "columns", "either", "interleaved", "stacked", "apart"] = "rows"
+    experts_layout: Literal[
+        "rows", "columns", "either", "interleaved", "interleaved_rows", "stacked", "apart"
+    ] = "rows"
     """Layout of stacked expert weights.
 
     "rows": [experts, out, in]; "columns": [experts, in, out]; "either": rows, or columns where the
-    shape is theirs; "interleaved": columns with gate and up interleaved; "stacked":
-    [experts * width, hidden] for gate, up (`experts_up`) and down; "apart": rows, and a tensor of
-    its own for up.
+    shape is theirs; "interleaved": columns with gate and up interleaved; "interleaved_rows":
+    rows with both interleaved; "stacked": [experts * width, hidden] for gate, up (`experts_up`)
+    and down; "apart": rows, and a tensor of its own for up.
     """
     experts_up: str = ""
     latent_in: str = "mixer.fc1_latent_proj"

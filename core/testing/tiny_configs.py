@@ -443,7 +443,41 @@ _ZAYA: Final = {
     "cca_time1": 2,
 }
 
+_INKLING: Final = {
+    **{name: SHAPE[name] for name in ("vocab_size", "hidden_size", "max_position_embeddings")},
+    "unpadded_vocab_size": VOCAB,
+    "num_hidden_layers": 4,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "swa_num_attention_heads": 8,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 8,
+    "sliding_window_size": WINDOW,
+    "d_rel": 6,
+    "rel_extent": 20,
+    "log_scaling_n_floor": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "route_scale": 1.5,
+    "eos_token_id": VOCAB - 3,
+}
+_INKLING_1: Final = {
+    "intermediate_size": 96,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "logits_mup_width_multiplier": 2.0,
+}
+_INKLING_2: Final = {
+    "n_layers_per_attn_res_block": 2,
+    "qk_l2_clip_threshold": 3.0,
+    "rel_l2_clip_threshold": 2.0,
+    "final_logit_softcapping": 6.0,
+}
 UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {
     "Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4),
     "ZayaForCausalLM": ("ZayaConfig", _ZAYA),
+    "InklingForCausalLM": ("InklingTextConfig", {**_INKLING, **_INKLING_1}),
+    "Inkling2ForCausalLM": ("Inkling2TextConfig", {**_INKLING, **_INKLING_2}),
 }

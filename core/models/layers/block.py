@@ -13,7 +13,9 @@ from torch import nn
 from core.model_spec.attention import LatentAttentionSpec, NormSpec
 from core.model_spec.compressed import CompressedAttentionSpec, ConvolvedAttentionSpec
 from core.model_spec.layer import MoeSpec
+from core.model_spec.relative import RelativeAttentionSpec
 from core.models.layers.attention import Attention, CrossAttention
+from core.models.layers.block_residual import BlockResidual, StreamReader
 from core.models.layers.compressed_attention import CompressedAttention
 from core.models.layers.convolved_attention import ConvolvedAttention
 from core.models.layers.embedding import PerLayerInput
@@ -23,6 +25,7 @@ from core.models.layers.mlp import Mlp
 from core.models.layers.moe import Moe, ParallelMoe
 from core.models.layers.norm import Norm, RmsNorm, make_norm, optional_norm
 from core.models.layers.recurrent import Recurrent, make_recurrent
+from core.models.layers.relative_attention import RelativeAttention
 from core.models.layers.residual import (
     AffineResidual,
     ForwardContext,
@@ -44,7 +47,14 @@ if TYPE_CHECKING:
     from core.model_spec.layer import LayerSpec
     from core.models.layers.positions import Rotary
 
-Attending = Attention | LatentAttention | CompressedAttention | ConvolvedAttention | SharedBlock
+Attending = (
+    Attention
+    | LatentAttention
+    | CompressedAttention
+    | ConvolvedAttention
+    | RelativeAttention
+    | SharedBlock
+)
 
 
 class Block(nn.Module):
@@ -141,22 +151,35 @@ class Block(nn.Module):
         def norm(facts: NormSpec | None, name: str) -> Norm | None:
             return optional_norm(facts, spec.hidden_size, context, weights, f"{prefix}.{name}")
 
-        before = norm(layer.attention_in, names.attention_in)
+        apart = getattr(layer.attention, "own_kernels", False)
+        before = None if apart else norm(layer.attention_in, names.attention_in)
         after = norm(layer.attention_out, names.attention_out)
         mlp_in = norm(layer.mlp_in, names.mlp_in)
         mlp_out = norm(layer.mlp_out, names.mlp_out)
         hyper = spec.hyper_connections
-        usual = hyper is None and not layer.affine_sums
+        usual = hyper is None and not layer.affine_sums and layer.streams is None
         if usual and not (layer.parallel or layer.post_norm or layer.normed_residual):
             _write_for_readers(self, before, mlp_in)
         mixing, feeding = layer.normed_residual or (None, None)
         join = partial(_make_join, sums=layer.post_norm)
-        parts: list[tuple[ResidualJoin | HyperConnection, Sublayer]] = []
+        parts: list[tuple[ResidualJoin | HyperConnection | BlockResidual, Sublayer]] = []
         self.parallel_mlp_norm: Norm | None = None
         if hyper is not None:
             connect = partial(HyperConnection, hyper, spec.hidden_size, weights=weights)
             parts.append((connect(before, f"{prefix}.{names.hyper_attention}"), self._mix))
             parts.append((connect(mlp_in, f"{prefix}.{names.hyper_mlp}"), self._feed))
+        elif layer.streams is not None:
+            read = partial(StreamReader, spec.hidden_size, weights=weights)
+            norms = [before]
+            if apart:
+                norms = [norm(layer.attention_in, f"{x}_{names.attention_in}") for x in "qkv"]
+            reader = None
+            if layer.streams.attention_query:
+                reader = read(layer.streams.attention_query, count=len(norms))
+            starts = layer.streams.starts_block
+            parts.append((BlockResidual(norms, reader, starts_block=starts), self._mix))
+            reader = read(layer.streams.mlp_query)
+            parts.append((BlockResidual([mlp_in], reader), self._feed))
         elif layer.affine_sums:
             own = partial(make_norm, NormSpec("affine"), spec.hidden_size, context, weights)
             both = ((before, names.attention_sum, self._mix), (mlp_in, names.mlp_sum, self._feed))
@@ -283,6 +306,10 @@ class Block(nn.Module):
         out: torch.Tensor = mlp(x, step=step) if self._reads_step else mlp(x)
         if self.is_gated:
             return self._gated(out, "mlp_gate", "feeds", step)
+        if isinstance(self.attention, RelativeAttention):
+            out = self.attention.mlp_conv(
+                out, self.attention.recent.cache, step.plans[self.index_plan]
+            )
         before = step.delayed_output
         step.delayed_output = None if self.delayed_moe is None else self.delayed_moe(x)
         if before is not None:
@@ -344,6 +371,8 @@ def _make_attention(
         assert rotary is not None, "`ConvolvedAttentionSpec` has one"
         name = f"{prefix}.{spec.names.convolved}"
         return ConvolvedAttention(facts, hidden, name, rotary, context, weights)
+    if isinstance(facts, RelativeAttentionSpec):
+        return RelativeAttention(facts, hidden, prefix, context, weights)
     if layer.shared is not None:
         return SharedBlock(layer.shared, facts, hidden, prefix, rotary, context, weights)
     return Attention(facts, hidden, spec.names, prefix, rotary, context, weights)

@@ -18,6 +18,7 @@ from core.model_spec.rope import RopeSpec
 from core.model_spec.tower import MULTIMODAL, PROMPT_EMBEDS
 from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
+from core.models.layers.block_residual import StreamReader
 from core.models.layers.embedding import (
     Embedding,
     Head,
@@ -128,7 +129,7 @@ class Decoder(nn.Module):
         weights = self.weights
         hidden = spec.hidden_size
         self.norm: Norm | None = None
-        self.stream_sum: StreamSum | None = None
+        self.stream_sum: StreamSum | StreamReader | None = None
         self.head: Head | None = None
         if not context.pipeline.is_last:
             return
@@ -237,7 +238,8 @@ class Decoder(nn.Module):
             if self._own[index] < len(batch.deepstack):
                 x = x + batch.deepstack[self._own[index]]
         if self.stream_sum is not None:
-            x = self.stream_sum(x)
+            x = self.stream_sum(x if residual is None else x + residual, *step.blocks)
+            residual = None
         out, stream = add_residual(self.norm, x, residual)
         if len(self._blocks) in self._captured_layers:
             captured.append(stream)
@@ -294,12 +296,15 @@ class Decoder(nn.Module):
             logits = logits * self.spec.logit_scale
         if self.spec.logit_softcap is not None:
             logits = self._softcap(logits, self.spec.logit_softcap)
-        return _with_prompt_tokens(logits, self.spec.num_prompt_tokens)
+        if self.spec.num_padding_tokens:
+            logits = logits[:, : -self.spec.num_padding_tokens]
+        further = self.spec.num_prompt_tokens + self.spec.num_padding_tokens
+        return _with_missing_tokens(logits, further)
 
 
 def _check_captured(layers: Sequence[int], spec: DecoderSpec, count: int) -> None:
     """Raise `ModelError` if the hidden states before these layers cannot be captured."""
-    if spec.hyper_connections is not None:
+    if spec.hyper_connections is not None or spec.reads_blocks:
         raise ModelError("hidden states: this model has several residual streams, not one.")
     wrong = [layer for layer in layers if not 0 <= layer <= count]
     if wrong or list(layers) != sorted(set(layers)):
@@ -308,8 +313,8 @@ def _check_captured(layers: Sequence[int], spec: DecoderSpec, count: int) -> Non
         )
 
 
-def _with_prompt_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Return logits with -inf for tokens that only prompts have."""
+def _with_missing_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Return logits with -inf for `count` further tokens, which are never sampled."""
     return torch.nn.functional.pad(logits, (0, count), value=float("-inf")) if count else logits
 
 
@@ -418,8 +423,10 @@ def _make_blocks(
     return blocks, tuple(rotaries.values())
 
 
-def _make_stream_sum(spec: DecoderSpec, weights: WeightMap) -> StreamSum | None:
+def _make_stream_sum(spec: DecoderSpec, weights: WeightMap) -> StreamSum | StreamReader | None:
     """Return the sum of several residual streams; None for one."""
+    if spec.reads_blocks:
+        return StreamReader(spec.hidden_size, spec.names.final_streams, weights)
     hyper = spec.hyper_connections
     prefix = spec.names.hyper_head
     return None if hyper is None else StreamSum(hyper, spec.hidden_size, prefix, weights)

@@ -119,6 +119,8 @@ class Experts(QuantizedLayer):
         self.activation = spec.activation if spec.gated else f"{spec.activation}_alone"
         if spec.limit is not None:
             self.activation += f":{spec.limit}"
+        if spec.softcaps is not None:
+            self.activation += ":{},{}".format(*spec.softcaps)
         self._group = context.group
         self._spec = spec
         self._hidden = hidden
@@ -219,8 +221,8 @@ class Experts(QuantizedLayer):
     def _stacked_slots(self, names: WeightNames, layer: str) -> dict[str, WeightSlot]:
         """Return the slots of stacked tensors, in the checkpoint's layout."""
         count = self._spec.experts
-        interleaved = names.experts_layout == "interleaved"
-        across = interleaved or names.experts_layout == "columns"
+        interleaved = names.experts_layout in ("interleaved", "interleaved_rows")
+        across = names.experts_layout in ("interleaved", "columns")
         halves = range(1 + self.gated)
         own = {
             f"{layer}.{names.experts_gate_up}": self._part(

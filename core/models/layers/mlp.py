@@ -83,6 +83,9 @@ class Mlp(nn.Module):
         self._group = context.group
         self._gate_scale = spec.gate_scale
         self._out_scale = spec.out_scale
+        self.learned_scale = expect_scalar(
+            spec.learned_scale, f"{layer}.{names.mlp_scale}", weights
+        )
         prefix = f"{layer}.{names.mlp_inner}"
         self.inner_norm = optional_norm(spec.inner_norm, spec.width, context, weights, prefix)
         has_op = hasattr(context.ops, f"{spec.activation}_and_mul")
@@ -95,6 +98,8 @@ class Mlp(nn.Module):
         if self.inner_norm is not None:
             x = self._group.cut(self.inner_norm(self._group.all_gather(x)), 1)
         x = self.down(x)
+        if self.learned_scale is not None:
+            x = x * self.learned_scale.to(x.dtype)
         return x if self._out_scale == 1.0 else x * self._out_scale
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
@@ -108,6 +113,15 @@ class Mlp(nn.Module):
             x[:, self.up.slices["gate"]] *= self._gate_scale
         kernels = self.down.input_kernels() if self._may_quantize else None
         return self.activate(x) if kernels is None else kernels.gated(x, self._activation)
+
+
+def expect_scalar(stored: bool, name: str, weights: WeightMap) -> nn.Parameter | None:
+    """Return a stored scalar [1] in float32; None if it is not `stored`."""
+    if not stored:
+        return None
+    scalar = empty_parameter(1, dtype=torch.float32)
+    weights.add(name, (1,), partial(copy_weight, scalar.data))
+    return scalar
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]

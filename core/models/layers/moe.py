@@ -13,7 +13,7 @@ from torch import nn
 from core.errors import ModelError
 from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear, Slice
-from core.models.layers.mlp import Mlp, narrow_sigmoid
+from core.models.layers.mlp import Mlp, expect_scalar, narrow_sigmoid
 from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
@@ -64,6 +64,21 @@ class Moe(nn.Module):
             name = f"{layer}.{names.latent_out}"
             self.latent_out = Linear(context, weights, name, spec.latent, out, bias=bias)
         self._expect_shared(hidden, names, layer, context, weights)
+        self.learned_scale = expect_scalar(
+            spec.learned_scale, f"{layer}.{names.router_scale}", weights
+        )
+        self.always: Experts | None = None
+        if spec.num_always:
+            always = replace(spec, experts=spec.num_always, top_k=spec.num_always, num_always=0)
+            own = replace(
+                names,
+                expert="",
+                experts_layout="apart",
+                experts_gate_up=names.shared_gate,
+                experts_up=names.shared_up,
+                experts_down=names.shared_down,
+            )
+            self.always = Experts(always, hidden, own, layer, context, weights)
 
     def _expect_shared(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
@@ -93,7 +108,8 @@ class Moe(nn.Module):
     def _expect_router(
         self, hidden: int, names: WeightNames, layer: str, context: BuildContext, weights: WeightMap
     ) -> None:
-        experts = self.spec.experts + self.spec.zero_experts + self.spec.skips
+        choices = self.spec.experts + self.spec.zero_experts + self.spec.skips
+        experts = choices + self.spec.num_always
         dtype = torch.float32 if self.spec.router_fp32 else context.dtype
         self.router_mlp: RouterMlp | None = None
         if self.spec.router_mlp is not None:
@@ -129,7 +145,7 @@ class Moe(nn.Module):
                 (experts,),
                 lambda tensor: assign_weight(bias, tensor),
             )
-        self._expect_choice(experts, names, layer, weights)
+        self._expect_choice(choices, names, layer, weights)
 
     def _expect_choice(
         self, experts: int, names: WeightNames, layer: str, weights: WeightMap
@@ -179,7 +195,14 @@ class Moe(nn.Module):
         if self.hashed_experts is not None:
             assert step is not None, "the table of experts is read by token id"
             chosen = self.hashed_experts[step.token_ids]
+        further = None
+        if self.spec.num_always:
+            logits, further = logits.split([self.spec.experts, self.spec.num_always], dim=-1)
         shares, experts = select_experts(self.spec, logits, self.correction_bias, chosen)
+        if further is not None:
+            shares = _weigh_together(self.spec, logits.gather(-1, experts), further)
+        if self.learned_scale is not None:
+            shares = shares * self.learned_scale
         if self.expert_scale is not None:
             shares = shares * self.expert_scale[experts].float()
         if self.spec.skips:
@@ -220,7 +243,12 @@ class Moe(nn.Module):
         """Return the output of the chosen experts, summed over ranks."""
         if self.spec.router_weight_on_input:
             return self._scaled(x, shares, experts)
-        out = self._group.all_reduce(self.experts(x, shares, experts))
+        further = shares[:, self.spec.top_k :]
+        out = self.experts(x, shares[:, : self.spec.top_k], experts)
+        if self.always is not None:
+            every = torch.arange(self.spec.num_always, device=x.device).expand(len(x), -1)
+            out = out + self.always(x, further.contiguous(), every.contiguous())
+        out = self._group.all_reduce(out)
         if self.experts.down_bias is None:
             return out
         weights = torch.zeros(len(x), self.spec.experts, device=x.device).scatter_(
@@ -268,6 +296,12 @@ def select_experts(
     if spec.renormalize:
         shares = shares / shares.sum(-1, keepdim=True)
     return (shares if spec.scale == 1.0 else shares * spec.scale), experts
+
+
+def _weigh_together(spec: MoeSpec, chosen: torch.Tensor, always: torch.Tensor) -> torch.Tensor:
+    """Return weights that sum to `scale`, by the sigmoids of the logits of both kinds of experts."""
+    logits = torch.cat([chosen, always], -1)
+    return torch.nn.functional.logsigmoid(logits).softmax(-1) * spec.scale
 
 
 def _best_groups(spec: MoeSpec, choice_scores: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,8 @@ class ForwardContext:
     """What the router of the previous layer projected, if this one adds it."""
     delayed_output: torch.Tensor | None = None
     """Output of the previous layer's delayed experts, or of this layer's early ones."""
+    blocks: list[torch.Tensor] = field(default_factory=list)
+    """Residual streams of earlier blocks of layers, which sublayers read."""
     streams: dict[str, torch.Tensor] = field(default_factory=dict)
     """Residual streams before earlier layers, which later ones mix into theirs."""
 

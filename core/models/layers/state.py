@@ -76,9 +76,11 @@ def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> A
     """Return the plan that the layers of one group get in a step."""
     if isinstance(inputs, StatePlan):
         return inputs
-    if isinstance(inputs.spec, SlidingRows) or getattr(inputs.spec, "rate", 1) > 1:
+    if isinstance(inputs.spec, SlidingRows):
         return RowsPlan(inputs)
     if isinstance(inputs.spec, IndexKeys):
+        if inputs.spec.rate > 1 or not inputs.spec.top_k:
+            return RowsPlan(inputs)
         return IndexPlan(inputs, inputs.spec.top_k)
     if isinstance(inputs.spec, LatentKeys) and inputs.spec.top_k:
         return SparsePlan(backend, inputs, inputs.spec.top_k)

@@ -307,8 +307,13 @@ EXPERTS = {**GATED, "relu2_alone": relu2}
 
 
 def expert_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation of the `moe` op; `NAME:LIMIT` clamps the inputs of a gated one."""
+    """Return an activation of the `moe` op; `NAME:LIMIT` clamps the inputs of a gated one, and
+    `NAME:CAP,CAP` softens both of SwiGLU's factors.
+    """
     kind, _, limit = name.partition(":")
+    if "," in limit:
+        gate, _, up = limit.partition(",")
+        return partial(softcapped_swiglu, gate_cap=float(gate), up_cap=float(up))
     return partial(clamped, EXPERTS[kind], limit=float(limit)) if limit else EXPERTS[kind]
 
 
@@ -316,6 +321,13 @@ def clamped(activation: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> 
     """Return a gated activation of x = [..., gate | up], gate up to `limit`, up within it."""
     gate, up = x.chunk(2, -1)
     return activation(torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1))
+
+
+def softcapped_swiglu(x: Tensor, gate_cap: float, up_cap: float) -> Tensor:
+    """Return SwiGLU of x = [..., gate | up] with soft bounds; the sigmoid reads the whole gate."""
+    gate, up = x.float().chunk(2, -1)
+    linear = (gate / gate_cap).tanh() * gate_cap
+    return (linear * gate.sigmoid() * (up / up_cap).tanh() * up_cap).to(x.dtype)
 
 
 def causal_conv(
