@@ -53,8 +53,6 @@ REASONS: Final = {
     "CpmAntForCausalLM": "each token attends to later ones",
     "Gemma4AssistantForCausalLM": "it drafts for Gemma 4, and reads its KV cache",
     "Gemma4UnifiedAssistantForCausalLM": "it drafts for Gemma 4, and reads its KV cache",
-    "InklingForCausalLM": "a network gives each query's scores a bias by distance",
-    "Inkling2ForCausalLM": "a network gives each query's scores a bias by distance",
     "MossTranscribeDiarizeForConditionalGeneration": "it reads sound",
     "MusicgenForCausalLM": "it writes codes of sound",
     "MusicgenMelodyForCausalLM": "it writes codes of sound",

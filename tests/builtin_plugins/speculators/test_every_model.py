@@ -27,6 +27,8 @@ MODELS = (
     "DeepseekV32ForCausalLM",
     "DeepseekV4ForCausalLM",
     "ZayaForCausalLM",
+    "InklingForCausalLM",
+    "Inkling2ForCausalLM",
     "MambaForCausalLM",
     "Mamba2ForCausalLM",
     "FalconH1ForCausalLM",

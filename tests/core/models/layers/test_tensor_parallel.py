@@ -107,6 +107,8 @@ def build(module: str, folder: Path, group: ParallelGroup) -> Decoder:
         ("HYV4ForCausalLM", "deepseek_v4:hunyuan", 2, {}),
         ("ZayaForCausalLM", "zaya:spec", 2, {}),
         ("ZayaForCausalLM", "zaya:spec", 4, {}),  # copies of key-value heads
+        ("InklingForCausalLM", "inkling:inkling", 2, {}),
+        ("Inkling2ForCausalLM", "inkling:inkling2", 2, {}),
         ("Plamo2ForCausalLM", "plamo:plamo2", 2, {}),
         ("Step3TextForCausalLM", "softmax_moe:step3", 2, {}),
     ],
