@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from builtin_plugins.attention_backends.paged.backend import make_backend
+from builtin_plugins.op_impls.cpu.ops import select_tokens
 from core.contracts.attention import AttentionInputs
 from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, NormSpec
 from core.model_spec.kv import LayerKV
@@ -58,7 +59,9 @@ class Layer:
 
     def __init__(self, spec: LatentAttentionSpec, dtype: torch.dtype, max_len: int) -> None:
         self._backend = make_backend()
-        context = replace(plain_context(dtype=dtype), attention=self._backend)
+        context = plain_context(dtype=dtype)
+        ops = replace(context.ops, select_tokens=select_tokens)
+        context = replace(context, attention=self._backend, ops=ops)
         assert spec.rope is not None
         rotary = Rotary(spec.rope, max_len, context)
         rotary.finish()
@@ -116,7 +119,7 @@ class Layer:
             self._backend.attend(params, self._query, self._key, value, cache, plans[0])
         else:
             indexer: Any = self._layer.indexer
-            selected = plans[1].select(*self._index, indexer.cache)
+            selected = plans[1].select(select_tokens, *self._index, indexer.cache)
             plans[0].attend(self._layer.params, self._query, self._key, self._layer.cache, selected)
         return (time.perf_counter() - start) * 1e3
 

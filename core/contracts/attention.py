@@ -81,12 +81,12 @@ class AttentionBackend(Protocol):
     - `attend_with_rope(params, qk_norm_rope, query, key, value, positions, cache,
       plan)`: `attend` for query and key before `qk_norm_rope`, at `positions`
       [num_tokens] int64; it may change both in place. Layers without it call `attend`.
-    - `read_kv(params, cache, slots, dtype)`: keys and values
+    - `read_kv(params, cache, slots, dtype)`: keys, values
       [n, vectors, kv_heads, head_size] of slots [n].
+    - `copy_latents`: see backend `paged`.
       For sparse attention.
-    - `look_ahead(plan, spans)`: the plan with tokens
-      that also see later ones, inside their
-      window (`LookAheadSpan`).
+    - `look_ahead(plan, spans)`: a plan with tokens
+      that also see later ones (`LookAheadSpan`).
     """
 
     graph_support: str

@@ -43,6 +43,7 @@ class OpTable:
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     delta_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     linear_recurrence: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    select_tokens: Callable[..., torch.Tensor]
     best: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     truncate: Callable[[torch.Tensor, Any], torch.Tensor]
     draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -54,6 +54,7 @@ SOURCES: Final = (
     "quant/floats",
     "elementwise/row_ops",
     "elementwise/elementwise",
+    "attention/selection",
     "gemm/linear",
     "elementwise/sampling",
 )

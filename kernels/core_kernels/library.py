@@ -29,7 +29,7 @@ from core_kernels.large_pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 11
+ABI: Final = 12
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
 _F32 = ctypes.c_float
@@ -68,6 +68,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "core_plan_attention": (_PTR, _PTR, _PTR),
     "core_paged_attention": (_PTR,),
     "core_paged_attention_replay": (_PTR, _PTR),
+    "core_select_tokens": (_PTR, _I32),
+    "core_copy_keys": (_PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64, _I32),
     "core_program_number": (ctypes.c_char_p,),
     "core_program_run": (_PTR, _I64),
     "core_large_pages": (_PTR, _I64),

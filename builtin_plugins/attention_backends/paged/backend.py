@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import torch
 from core_kernels.attention import CACHE_FORMATS, AttentionStep
 from core_kernels.library import load_library
+from core_kernels.selection import LANES, SelectionOps
 
 from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
 from builtin_plugins.attention_backends.common.quantized_kv import (
@@ -22,9 +22,6 @@ from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.api.models import AttentionBackend, AttentionInputs
 from core.model_spec.attention_params import AttentionParams, LookAheadSpan
 from core.model_spec.kv import KVSpec
-
-LANES: Final = 16
-"""Keys in a tile of the unit layout (`cpu/attention/attention.h`)."""
 
 
 def make_backend() -> AttentionBackend:
@@ -47,6 +44,7 @@ class PagedAttention:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._selection = SelectionOps(library)
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, kv_heads, vectors, block_size, row_size]."""
@@ -99,6 +97,16 @@ class PagedAttention:
             value_scale=params.value_scale,
         )
         return out.to(query.dtype)
+
+    def copy_latents(
+        self, cache: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, out: torch.Tensor
+    ) -> bool:
+        """Copy the latents at int32 positions [n] of one sequence, with the blocks `table`, to the
+        first slots of `out`, a cache of one block.
+
+        Returns False if it cannot; then `read_kv` reads them.
+        """
+        return self._selection.copy_keys(cache, table, positions, out)
 
     def read_kv(
         self,

@@ -9,15 +9,17 @@ from core_kernels.library import load_library
 from core_kernels.packed import PackedOps
 from core_kernels.row_ops import GELU_TANH, SILU, RowOps
 from core_kernels.sampling import SamplingOps
+from core_kernels.selection import SelectionOps
 from torch import Tensor
 
-from core.models.ops import reference, sampling
+from core.models.ops import reference, sampling, selection
 
 _library = load_library()
 KERNELS: Final = RowOps(_library) if _library is not None else None
 """Loaded once per process, as any extension module is; None where there is no library."""
 PRODUCTS: Final = PackedOps(_library) if _library is not None else None
 ELEMENTS: Final = elementwise.ElementOps(_library) if _library is not None else None
+SELECTION: Final = SelectionOps(_library) if _library is not None else None
 CHOICES: Final = SamplingOps(_library) if _library is not None else None
 
 
@@ -103,6 +105,15 @@ def widen(x: Tensor) -> Tensor:
     """Return x in float32."""
     out = KERNELS.widen(x) if KERNELS else None
     return reference.widen(x) if out is None else out
+
+
+def select_tokens(
+    query: Tensor, weights: Tensor, keys: Tensor, table: Tensor, seen: Tensor, count: int
+) -> Tensor:
+    """Return the positions [n, count] with the highest scores, ascending; int32."""
+    inputs = (query, weights, keys, table, seen, count)
+    out = SELECTION.select(*inputs) if SELECTION else None
+    return selection.select_tokens(*inputs) if out is None else out
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from core.model_spec.kv import IndexKeys, SlidingRows
 from core.models.layers.compressor import Compressor
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm
-from core.models.layers.sparse_attention import top_positions
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
+from core.models.ops.selection import top_positions
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext

@@ -7,7 +7,7 @@ to `top_k` selected positions. Their latents are gathered from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend
     from core.model_spec.attention_params import AttentionParams
 
-KEYS_PER_PIECE: Final = 4096
-"""Index keys gathered at a time; on a CPU they stay in its cache."""
-MAX_PRODUCTS: Final = 1 << 22
-"""Maximum products of index queries and keys in memory at a time."""
 BLOCK_MULTIPLE: Final = 16
 """Divisor of the block size of gathered latents, for the kernels' tiles."""
 
@@ -61,61 +57,36 @@ class IndexPlan:
         self._inputs = inputs
         self._top_k = top_k
         self._long = long_queries(inputs.query_starts, exact_lengths(inputs), top_k)
+        device = inputs.block_table.device
+        self._seen = [
+            torch.arange(long.end - long.start, device=device) + (long.position + 1)
+            for long in self._long
+        ]
 
     def select(
-        self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, cache: torch.Tensor
+        self,
+        select_tokens: Callable[..., torch.Tensor],
+        query: torch.Tensor,
+        weights: torch.Tensor,
+        key: torch.Tensor,
+        cache: torch.Tensor,
     ) -> torch.Tensor | None:
         """Write the keys [num_tokens, size] to the cache; return the positions [n, top_k] that the
         long queries of the step attend to, ascending. None: there are none.
 
-        query is [num_tokens, heads, size], weights [num_tokens, heads] float32.
+        `select_tokens` is the op; query is [num_tokens, heads, size], weights [num_tokens, heads]
+        float32.
         """
         inputs = self._inputs
         flat = cache.flatten(0, 1)
         flat[inputs.slots] = key if inputs.slot_tokens is None else key[inputs.slot_tokens]
-        found = [self._select_of(each, query, weights, cache) for each in self._long]
-        return torch.cat(found) if found else None
-
-    def _select_of(
-        self, long: LongQueries, query: torch.Tensor, weights: torch.Tensor, cache: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the positions of one sequence's long queries."""
-        heads = query.shape[1]
-        piece = max(1, MAX_PRODUCTS // (heads * KEYS_PER_PIECE))
         found = []
-        for start in range(long.start, long.end, piece):
-            end = min(long.end, start + piece)
-            first = long.position + start - long.start
-            scores = self._scores(
-                long.sequence, first + end - start, query[start:end], weights[start:end], cache
-            )
-            positions = torch.arange(first, first + end - start, device=scores.device)
-            later = torch.arange(scores.shape[1], device=scores.device) > positions[:, None]
-            found.append(top_positions(scores.masked_fill_(later, float("-inf")), self._top_k))
-        return torch.cat(found)
-
-    def _scores(
-        self,
-        sequence: int,
-        length: int,
-        query: torch.Tensor,
-        weights: torch.Tensor,
-        cache: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the float32 scores [n, length] of a sequence's first tokens for some queries."""
-        size = cache.shape[1]
-        blocks = -(-length // size)
-        table = self._inputs.block_table[sequence, :blocks]
-        rows = query.float().flatten(0, 1)
-        scores = rows.new_empty(len(query), blocks * size)
-        step = max(1, KEYS_PER_PIECE // size)
-        for at in range(0, blocks, step):
-            keys = cache.index_select(0, table[at : at + step]).flatten(0, 1).float()
-            products = (rows @ keys.T).relu_().view(*query.shape[:2], len(keys))
-            scores[:, at * size : at * size + len(keys)] = torch.bmm(
-                weights[:, None], products
-            ).squeeze(1)
-        return scores[:, :length]
+        for long, seen in zip(self._long, self._seen, strict=True):
+            length = long.position + long.end - long.start
+            table = inputs.block_table[long.sequence, : -(-length // cache.shape[1])]
+            some = slice(long.start, long.end)
+            found.append(select_tokens(query[some], weights[some], cache, table, seen, self._top_k))
+        return torch.cat(found) if found else None
 
 
 class SparsePlan:
@@ -129,7 +100,8 @@ class SparsePlan:
         )
         self._top_k = top_k
         self._long = long_queries(inputs.query_starts, lengths, top_k)
-        self._gathered: tuple[Any, torch.Tensor] | None = None
+        self._gathered: torch.Tensor | None = None
+        self._gathered_plans: dict[int, Any] = {}
         if not self._long:
             self._whole = backend.prepare(inputs)
             return
@@ -202,58 +174,60 @@ class SparsePlan:
         if self._short is not None:
             tokens, plan = self._short
             out[tokens] = attend(params, query[tokens], key[tokens], value[tokens], cache, plan)
-        own = replace(params, causal=False, kv_dtype=None, key_scale=None)
         rows = iter(selected)
         for sequence, start, end, _ in self._long:
-            table = self._inputs.block_table[sequence : sequence + 1]
+            table = self._inputs.block_table[sequence]
             for token in range(start, end):
-                slots = _slots(table, next(rows)[None].long(), self._inputs.block_size)[0]
-                latents = self._backend.read_kv(params, cache, slots, query.dtype)[:, 0]
-                plan, gathered = self._gathered or self._prepare_gathered(query)
                 some = slice(token, token + 1)
-                out[some] = attend(own, query[some], latents, latents[..., :rank], gathered, plan)
+                out[some] = self._attend_selected(params, query[some], cache, table, next(rows))
         return out
 
-    def _prepare_gathered(self, query: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Return the plan and the cache of one query's gathered latents, for all layers.
+    def _attend_selected(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return attention [1, heads, rank] of one query to the latents at `positions`.
 
-        They are attended to like the positions of an encoder: by the backend's kernels, in one
-        block, without a mask.
+        The latents go to one block, which the backend's kernels attend to without a mask, like the
+        positions of an encoder.
         """
-        device = query.device
+        backend = self._backend
+        spec = LatentKeys(1, query.shape[2], str(query.dtype).removeprefix("torch."))
         size = -(-self._top_k // BLOCK_MULTIPLE) * BLOCK_MULTIPLE
-        dtype = str(query.dtype).removeprefix("torch.")
-        spec = LatentKeys(1, query.shape[2], dtype)
-        inputs = AttentionInputs(
-            query_starts=[0, 1],
-            kv_lens=[self._top_k],
-            block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
-            slots=torch.arange(self._top_k, device=device),
-            block_size=size,
-            spec=spec,
-        )
-        cache = query.new_empty(self._backend.cache_shape(spec, 1, size))
-        self._gathered = self._backend.prepare(inputs), cache
-        return self._gathered
+        if self._gathered is None:
+            self._gathered = query.new_empty(backend.cache_shape(spec, 1, size))
+        gathered = self._gathered
+        latents = query.new_empty(0, 1, query.shape[2])
+        copies = hasattr(backend, "copy_latents")
+        if not copies or not backend.copy_latents(cache, table, positions, gathered):
+            slots = _slots(table[None], positions[None].long(), self._inputs.block_size)[0]
+            latents = backend.read_kv(params, cache, slots, query.dtype)[:, 0]
+        plan = self._gathered_plans.get(len(latents))
+        if plan is None:
+            plan = backend.prepare(_one_block(spec, size, self._top_k, len(latents), query.device))
+            self._gathered_plans[len(latents)] = plan
+        own = replace(params, causal=False, kv_dtype=None, key_scale=None)
+        value = latents[..., : params.value_size]
+        out: torch.Tensor = backend.attend(own, query, latents, value, gathered, plan)
+        return out
 
 
-def top_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the positions [n, count] of the highest scores [n, length], ascending; int32.
-
-    Of equal scores the first ones are selected. Reads nothing back from the device.
-    """
-    least = scores.topk(count, sorted=False).values.amin(1, keepdim=True)
-    above = scores > least
-    equal = scores == least
-    num_equal = count - above.sum(1, keepdim=True)
-    selected = above | (equal & (equal.cumsum(1) <= num_equal))
-    # Positions that are not selected go to an additional column. Scores that are no numbers select
-    # too few; the zeros keep positions valid.
-    columns = torch.where(selected, selected.cumsum(1) - 1, count)
-    positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
-    positions = positions.expand_as(columns)
-    found = positions.new_zeros(len(scores), count + 1)
-    return found.scatter_(1, columns, positions)[:, :count]
+def _one_block(
+    spec: LatentKeys, size: int, count: int, num_written: int, device: torch.device
+) -> AttentionInputs:
+    """Return the inputs of one query and `count` latents in one block, some of them written."""
+    return AttentionInputs(
+        query_starts=[0, 1],
+        kv_lens=[count],
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
+        slots=torch.arange(num_written, device=device),
+        block_size=size,
+        spec=spec,
+    )
 
 
 def exact_lengths(inputs: AttentionInputs) -> list[int]:

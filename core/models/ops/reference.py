@@ -203,6 +203,23 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
+def select_tokens(
+    query: Tensor, weights: Tensor, keys: Tensor, table: Tensor, seen: Tensor, count: int
+) -> Tensor:
+    """Return the positions [n, count] with the highest scores, ascending; int32.
+
+    The queries [n, heads, size] belong to one sequence. Its keys are in the blocks `table` int32 of
+    `keys` [blocks, block_size, size]. Query i sees the first seen[i] keys, int64.
+    A score is the float32 sum over heads of weights [n, heads] * relu(query . key). Of equal scores
+    the first ones are selected.
+    """
+    own = keys[table.long()].flatten(0, 1).float()
+    scores = (weights[..., None] * F.relu(query.float() @ own.T)).sum(1)
+    later = torch.arange(len(own), device=scores.device) >= seen[:, None]
+    order = scores.masked_fill(later, float("-inf")).argsort(1, descending=True, stable=True)
+    return order[:, :count].sort(1).values.int()
+
+
 def moe(
     x: Tensor,
     gate_up: Tensor,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import PluginError, did_you_mean
 from core.model_spec.op_table import OpTable
-from core.models.ops import reference, sampling, torch_impls
+from core.models.ops import reference, sampling, selection, torch_impls
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def reference_ops() -> OpTable:
         selective_scan=torch_impls.selective_scan,
         delta_scan=torch_impls.delta_scan,
         linear_recurrence=torch_impls.linear_recurrence,
+        select_tokens=selection.select_tokens,
         best=sampling.best,
         truncate=sampling.truncate,
         draw=sampling.draw,

@@ -128,6 +128,8 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
                 yield draw(num_rows, hidden), weight, activation
             yield draw(num_rows, hidden), weight, "silu", draw(2 * width)
         yield draw(3, 36)[:, :16], draw(10, 36)[:, :16], "silu"  # rows with gaps between
+    elif op == "select_tokens":
+        yield from _selection_examples(draw)
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:
@@ -162,6 +164,22 @@ def _row_examples(op: str, draw: Draw, x: torch.Tensor, width: int) -> Iterator[
         yield (draw(3, 2 * width + 2)[:, : 2 * width],)
     else:
         yield (x,)
+
+
+def _selection_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:
+    """Yield queries, and keys in blocks. Small integers: sums are exact, and many are equal."""
+    for n, heads, size, block_size, length, count in (
+        (1, 1, 2, 1, 5, 3),
+        (3, 5, 30, 4, 40, 7),
+        (9, 4, 64, 16, 200, 64),
+    ):
+        num_blocks = -(-length // block_size)
+        query = draw(n, heads, size).round()
+        weights = draw(n, heads).float().round()
+        rows = draw(num_blocks + 2, block_size, size + 2).round()
+        table = torch.arange(num_blocks, 0, -1, dtype=torch.int32)
+        seen = torch.arange(length - n + 1, length + 1)
+        yield query, weights, rows[..., 2:], table, seen, count
 
 
 def _sampling_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:

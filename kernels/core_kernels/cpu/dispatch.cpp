@@ -7,6 +7,7 @@
 #endif
 
 #include "cpu/attention/attention.h"
+#include "cpu/attention/selection.h"
 #include "cpu/elementwise/checksum_copy.h"
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/quant/floats.h"
@@ -38,6 +39,7 @@ struct Variant {
     const SuperblockOps* superblocks;
     const FloatOps* floats;
     const LowRankOps* low_rank;
+    const SelectionOps* selection;
 };
 
 // The tables of one variant, some of them shared with another one (build.py lists which sources are
@@ -46,7 +48,7 @@ struct Variant {
 #define TABLES(isa, products, integers, blocks)                                            \
     &row_ops_##isa, &element_ops_##isa, &linear_##products, &attention_##products,         \
         &sampling_##isa, &quantized_##integers, &superblocks_##blocks, &floats_##products, \
-        &low_rank_##isa
+        &low_rank_##isa, &selection_##isa
 #define OWN_TABLES(isa) TABLES(isa, isa, isa, isa)
 
 // True if the tile registers exist but give different sums; then they are not used.
@@ -128,7 +130,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Bump it with any change of a signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 11; }
+EXPORT int32_t core_kernels_abi() { return 12; }
 
 // Empty if the library was built without a variant that this processor runs.
 EXPORT const char* core_kernels_isa() { return chosen->name ? chosen->name : ""; }
@@ -423,6 +425,18 @@ EXPORT void core_paged_attention(const PagedAttention* layer) { chosen->attentio
 EXPORT void core_paged_attention_replay(const PagedAttention* layer,
                                         const PagedAttention* const* step) {
     chosen->attention->attend(with_step(*layer, **step));
+}
+
+// Selects tokens of one sequence by their index keys (attention/selection.h).
+EXPORT void core_select_tokens(const TokenSelection* a, int32_t dtype) {
+    chosen->selection->select(*a, dtype);
+}
+
+// Copies keys of one sequence from a cache in the unit layout to tiles of their own.
+EXPORT void core_copy_keys(void* to, const void* cache, const int32_t* table,
+                           const int32_t* positions, int64_t count, int64_t block_size,
+                           int64_t size, int32_t dtype) {
+    chosen->selection->copy_keys({to, cache, table, positions, count, block_size, size}, dtype);
 }
 
 // Requests huge pages; without them the same memory is only slower.

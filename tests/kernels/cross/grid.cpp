@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/attention/attention.h"
+#include "cpu/attention/selection.h"
 #include "cpu/elementwise/elementwise.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/gemm/low_rank.h"
@@ -59,6 +60,9 @@ void core_superblock_linear(void*, const void*, const void*, int64_t, int64_t, i
                             int64_t, int32_t, int32_t, int32_t);
 void core_plan_attention(const void*, int64_t*, int64_t*);
 void core_paged_attention(const void*);
+void core_select_tokens(const void*, int32_t);
+void core_copy_keys(void*, const void*, const int32_t*, const int32_t*, int64_t, int64_t, int64_t,
+                    int32_t);
 void core_checksum_copy(void* const*, const void* const*, const int64_t*, int64_t, uint64_t*);
 }
 
@@ -300,6 +304,31 @@ void attention(const Type& type, int64_t head_size, int64_t window, float softca
     out.write("attention_" + std::to_string(head_size) + "_" + std::to_string(window));
 }
 
+// Three queries that see 98 to 100 keys, in blocks of 16, and copies of 20 keys.
+void selection(const Type& type, int64_t heads, int64_t size) {
+    const int64_t queries = 3, block = 16, count = 20;
+    Tensor query = Tensor::random(queries * heads * size, type),
+           keys = Tensor::random(8 * block * size, type), copied(32 * size, type);
+    std::vector<float> weights;
+    for (int64_t i = 0; i < queries * heads; ++i) weights.push_back(next_number());
+    const std::vector<int32_t> table = {3, 0, 7, 1, 6, 2, 4};
+    const std::vector<int64_t> seen = {98, 99, 100};
+    std::vector<int32_t> found(queries * count);
+    const TokenSelection a = {found.data(), query.data(), weights.data(), keys.data(), table.data(),
+                              seen.data(),  queries,      heads,          size,        block,
+                              block * size, size,         count};
+    core_select_tokens(&a, type.dtype);
+    Tensor positions(queries * count, kTypes[0]);
+    for (int64_t i = 0; i < queries * count; ++i)
+        static_cast<float*>(positions.data())[i] = static_cast<float>(found[i]);
+    const std::string at = "_" + std::to_string(heads) + "_" + std::to_string(size);
+    positions.write(std::string("selection_") + type.name + at);
+    if (size % 16) return;
+    core_copy_keys(copied.data(), keys.data(), table.data(), found.data(), count, block, size,
+                   type.dtype);
+    copied.write("copied_keys" + at);
+}
+
 void copies() {
     std::vector<uint8_t> from(1000), to(1000);
     for (uint8_t& byte : from) byte = next_bits();
@@ -331,6 +360,8 @@ int main(int count, char** arguments) {
             attention(type, head_size, 0, 0.0f);
             attention(type, head_size, 9, 5.0f);
         }
+        selection(type, 4, 64);
+        selection(type, 5, 30);
     }
     sampling();
     copies();

@@ -57,22 +57,12 @@ struct QueryRows {
                               head = kv_head * group + r % group;
                 const T* from =
                     static_cast<const T*>(a.query) + token * a.query_token + head * a.query_head;
-                copy(&query[static_cast<int64_t>(all.size()) * padded_width], from, a.head_size);
+                copy_factors(&query[static_cast<int64_t>(all.size()) * padded_width], from,
+                             a.head_size);
                 all.push_back({token, head, visible_range(a, span.sequence, token)});
             }
         }
         starts.push_back(count = static_cast<int64_t>(all.size()));
-    }
-
-private:
-    static void copy(Factor<T>* to, const T* from, int64_t size) {
-        if constexpr (std::is_same_v<Factor<T>, T>) {
-            std::memcpy(to, from, size * sizeof(T));
-        } else {
-            int64_t n = 0;
-            for (; n + kLanes <= size; n += kLanes) store(to + n, load(from + n));
-            if (n < size) store(to + n, load(from + n, size - n), size - n);
-        }
     }
 };
 

@@ -80,6 +80,18 @@ inline __attribute__((always_inline)) void multiply_tiles(Floats (&sums)[R][C],
     }
 }
 
+// Copies a row of queries or weights as factors.
+template <typename T>
+inline void copy_factors(Factor<T>* to, const T* from, int64_t size) {
+    if constexpr (std::is_same_v<Factor<T>, T>) {
+        std::memcpy(to, from, size * sizeof(T));
+    } else {
+        int64_t n = 0;
+        for (; n + kLanes <= size; n += kLanes) store(to + n, load(from + n));
+        if (n < size) store(to + n, load(from + n, size - n), size - n);
+    }
+}
+
 // Copies one unit of each column without its second number.
 template <typename T, int C>
 inline void copy_first(T* to, const T* const (&tiles)[C], int64_t offset) {

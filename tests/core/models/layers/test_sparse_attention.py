@@ -17,13 +17,14 @@ from builtin_plugins.attention_backends.torch_sdpa.backend import TorchAttention
 from core.contracts.attention import AttentionInputs
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import IndexKeys
-from core.models.layers import sparse_attention
 from core.models.layers.sparse_attention import (
     IndexPlan,
     SparsePlan,
+    exact_lengths,
     long_queries,
-    top_positions,
 )
+from core.models.ops import selection
+from core.models.ops.selection import select_tokens
 from core.testing.attention_oracle import PagedSequences
 
 TOP_K = 8
@@ -31,28 +32,6 @@ SIZE = 6
 HEADS = 3
 STEPS = ({0: 5, 1: 8, 2: 9, 3: 30}, {0: 1, 1: 1, 2: 1, 3: 1}, {2: 1, 0: 12, 3: 4}, {4: 3, 3: 1})
 """Tokens per sequence: prompts on both sides of `TOP_K`, decoding, chunks that pass it."""
-
-
-@given(
-    st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, float("-inf")]), min_size=1, max_size=30),
-    st.data(),
-)
-def test_top_positions_are_the_highest_and_of_equals_the_first(
-    scores: list[float], data: st.DataObject
-) -> None:
-    count = data.draw(st.integers(1, len(scores)))
-    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
-    found = top_positions(torch.tensor([scores, scores[::-1]]), count)
-    assert found[0].tolist() == sorted(order[:count])
-    padded = torch.tensor([[*scores, float("-inf")]])
-    assert top_positions(padded, count).tolist() == [sorted(order[:count])]
-
-
-def test_positions_stay_valid_where_scores_are_no_numbers() -> None:
-    scores = torch.tensor([[float("nan")] * 9, [1.0, float("nan"), *[0.0] * 7]])
-    found = top_positions(scores, 4)
-    assert found.shape == (2, 4)
-    assert 0 <= int(found.min()) <= int(found.max()) < 9
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12)), max_size=6), st.integers(1, 20))
@@ -114,7 +93,9 @@ class IndexedSequences:
             block_size=self._size,
             spec=IndexKeys(1, SIZE, "float32", top_k=TOP_K),
         )
-        return IndexPlan(inputs, TOP_K).select(query, weights, key, self._cache), expected
+        return IndexPlan(inputs, TOP_K).select(
+            select_tokens, query, weights, key, self._cache
+        ), expected
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -122,8 +103,8 @@ class IndexedSequences:
 def test_selection_is_that_of_all_scores(
     block_size: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse_attention, "MAX_PRODUCTS", limit)
-    monkeypatch.setattr(sparse_attention, "KEYS_PER_PIECE", min(limit * 8, 4096))
+    monkeypatch.setattr(selection, "MAX_PRODUCTS", limit)
+    monkeypatch.setattr(selection, "KEYS_PER_PIECE", min(limit * 8, 4096))
     sequences = IndexedSequences(block_size)
     for counts in STEPS:
         found, expected = sequences.step(counts)
@@ -163,7 +144,7 @@ def test_long_queries_attend_to_selected_tokens_only(
                 scores = query[begin + token].float() @ own[seen].T * params.scale
                 expected.append(scores.softmax(-1) @ own[seen, :12])
         plan = SparsePlan(made, inputs, TOP_K)
-        selected = torch.stack(chosen) if chosen else None
+        selected = torch.stack(chosen).int() if chosen else None
         out = plan.attend(params, query, key, sequences.cache, selected)
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2
         torch.testing.assert_close(
@@ -173,6 +154,6 @@ def test_long_queries_attend_to_selected_tokens_only(
 
 def test_lengths_of_unverified_drafts_are_those_on_the_device() -> None:
     inputs: Any = SimpleNamespace(kv_lens=[9, 30], slack=[2, 0], lengths=torch.tensor([7, 30]))
-    assert sparse_attention.exact_lengths(inputs) == [7, 30]
+    assert exact_lengths(inputs) == [7, 30]
     inputs.slack = None
-    assert sparse_attention.exact_lengths(inputs) == [9, 30]
+    assert exact_lengths(inputs) == [9, 30]
