@@ -10,6 +10,7 @@ from builtin_plugins.quant_methods.awq.method import BITS as AWQ_BITS
 from builtin_plugins.quant_methods.awq.method import AwqFormat
 from builtin_plugins.quant_methods.common.module_names import REGEX_CHARS, Matcher, NameList
 from builtin_plugins.quant_methods.gptq.method import BITS, GptqFormat
+from builtin_plugins.quant_methods.stored.activations import warn_unsupported
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.method import StoredMethod
@@ -51,6 +52,8 @@ class AutoRound(StoredMethod):
                 f"{', '.join((*ZERO_POINT_OFFSET, *AWQ))} with data_type int. Export the "
                 "checkpoint in one of these."
             )
+        if (config.get("act_bits") or PLAIN_BITS) < PLAIN_BITS:
+            warn_unsupported("act_bits", config["act_bits"])
         self._overrides = read_objects(config, "extra_config")
         self._named = NameList(self._overrides, _read_regex)
         self._blocks = NameList(_blocks(config))

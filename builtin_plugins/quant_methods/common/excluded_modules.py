@@ -5,11 +5,14 @@ Independent of formats.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.quant_methods.common.module_names import NameList
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.method import StoredMethod
+
+if TYPE_CHECKING:
+    from core.api import EngineConfig
 
 
 class ExcludeListMethod(StoredMethod):
@@ -23,8 +26,8 @@ class ExcludeListMethod(StoredMethod):
     _format: StoredFormat | None
     """Format of all weights that are not excluded, if they have one."""
 
-    def __init__(self, config: Any, plain: NameList) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any, plain: NameList, engine: EngineConfig | None = None) -> None:
+        super().__init__(config, engine)
         self._plain = plain
 
     def choose_format(self, prefix: str) -> StoredFormat | None:

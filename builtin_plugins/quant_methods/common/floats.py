@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from builtin_plugins.quant_methods.common.scales import GroupShape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme, kernel_bits
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import (
@@ -27,9 +28,8 @@ class FloatsFormat(StoredFormat):
     """A weight tensor and a scale tensor.
 
     `other`: alternative name of the scales. `optional`: names of activation tensors.
-    `e8m0_scales`: scales must be exponents of two. `activation_bits`: 8 if the checkpoint expects
-    activations rounded to 8 bits. Their scales are computed at run time, so stored ones are not
-    needed.
+    `e8m0_scales`: scales must be exponents of two. `activations`: how the checkpoint expects inputs
+    rounded.
     """
 
     def __init__(
@@ -41,20 +41,21 @@ class FloatsFormat(StoredFormat):
         other: str = "",
         optional: str = "",
         e8m0_scales: bool = False,
-        activation_bits: int = 16,
+        activations: ActivationScheme | None = None,
     ) -> None:
         self._group_shape = group_shape
         self._weight = weight
         self._scale = scale
         self.suffixes: tuple[str, ...] = (weight, scale)
         self.optional_suffixes = tuple(optional.split())
+        self.activations = activations
         self.other_names = {other: scale} if other else {}
         self.layout_spec = LayoutSpec(
             8,
             group_shape.columns or -1,
             is_float=True,
             has_e8m0_scales=e8m0_scales,
-            activation_bits=activation_bits,
+            activation_bits=kernel_bits(activations, "fp8_e4m3"),
         )
         self.bits_per_weight = 8 + (
             32 / group_shape.columns if group_shape.columns and group_shape.rows == 1 else 0
@@ -120,8 +121,11 @@ class PackedFloatsFormat(FloatsFormat):
         global_scale: str = "",
         divides_scales: bool = False,
         optional: str = "",
+        activations: ActivationScheme | None = None,
     ) -> None:
-        super().__init__(group_shape, weight=weight, scale=scale, optional=optional)
+        super().__init__(
+            group_shape, weight=weight, scale=scale, optional=optional, activations=activations
+        )
         self._bits = bits
         self._exponent_bits = exponent_bits
         self._global_scale = global_scale

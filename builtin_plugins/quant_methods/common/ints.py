@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from builtin_plugins.quant_methods.common.scales import GroupShape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme, kernel_bits
 from builtin_plugins.quant_methods.stored.formats import StoredFormat, column_groups, unpack_outputs
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, LayoutSpec
 from builtin_plugins.quant_methods.stored.packing import WORD, to_signed, unpack_words
@@ -19,8 +20,7 @@ class IntsFormat(StoredFormat):
 
     `zero`: name of zero points of the same dtype; empty: there are none.
 
-    `order`: name of the g_idx tensor. `activation_bits`: 8 if the checkpoint expects activations
-    rounded to 8 bits, with one scale per token.
+    `order`: name of the g_idx tensor. `activations`: how the checkpoint expects inputs rounded.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class IntsFormat(StoredFormat):
         zero: str = "",
         order: str = "",
         optional: str = "",
-        activation_bits: int = 16,
+        activations: ActivationScheme | None = None,
     ) -> None:
         self._bits = bits
         self._group_shape = group_shape
@@ -43,6 +43,7 @@ class IntsFormat(StoredFormat):
         self._order = order
         self.suffixes = tuple(name for name in (weight, scale, zero, order) if name)
         self.optional_suffixes = tuple(optional.split())
+        self.activations = activations
         zeros = bool(zero)
         ordered = bool(order)
         self.layout_spec = LayoutSpec(
@@ -50,7 +51,7 @@ class IntsFormat(StoredFormat):
             group_shape.columns or -1,
             has_zeros=zeros,
             has_g_idx=ordered,
-            activation_bits=activation_bits,
+            activation_bits=kernel_bits(activations, "int8"),
         )
         self.bits_per_weight = 8 + 16 / (group_shape.columns or 1024)
 
@@ -115,9 +116,16 @@ class PackedIntsFormat(IntsFormat):
         zero: str = "",
         order: str = "",
         optional: str = "",
+        activations: ActivationScheme | None = None,
     ) -> None:
         super().__init__(
-            bits, group_shape, weight="weight_packed", zero=zero, order=order, optional=optional
+            bits,
+            group_shape,
+            weight="weight_packed",
+            zero=zero,
+            order=order,
+            optional=optional,
+            activations=activations,
         )
         self.bits_per_weight = bits + 16 / (group_shape.columns or 1024)
 

@@ -11,9 +11,10 @@ from builtin_plugins.quant_methods.common.ints import IntsFormat, PackedIntsForm
 from builtin_plugins.quant_methods.common.kv_cache import kv_cache_dtype_of
 from builtin_plugins.quant_methods.common.module_names import NameList
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape, is_block_shape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme, warn_unsupported
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_object, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from core.api import ModelError
+from core.api import EngineConfig, ModelError
 
 LINEAR: Final = "Linear"
 EMBEDDING: Final = "Embedding"
@@ -41,8 +42,8 @@ class CompressedTensors(ExcludeListMethod):
         "ignore": ["lm_head"],
     }
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config, NameList(read_names(config or {}, "ignore")))
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
+        super().__init__(config, NameList(read_names(config or {}, "ignore")), engine)
         sparsity = read_object(config, "sparsity_config")
         if sparsity.get("format", "dense") != "dense":
             raise ModelError(
@@ -58,7 +59,10 @@ class CompressedTensors(ExcludeListMethod):
         self._kv_dtype = kv_cache_dtype_of(config.get("kv_cache_scheme"))
         self._groups: list[tuple[NameList, StoredFormat | None]] = []
         for group in read_objects(config, "config_groups").values():
-            stored = scheme(group, str(config.get("format"))) if group.get("weights") else None
+            stored = None
+            if group.get("weights"):
+                optional = ACTIVATION_TENSORS + ("" if self._kv_dtype else f" {OUTPUT_SCALE}")
+                stored = scheme(group, str(config.get("format")), optional)
             self._groups.append((NameList(read_names(group, "targets")), stored))
 
     def stored(self, prefix: str) -> StoredFormat | None:
@@ -92,10 +96,10 @@ class CompressedTensors(ExcludeListMethod):
         return None
 
 
-ACTIVATION_TENSORS: Final = (
-    "input_scale input_zero_point input_global_scale output_scale output_zero_point"
-)
-"""Activation tensors, which are not needed: activation scales are computed at run time."""
+ACTIVATION_TENSORS: Final = "input_scale input_zero_point input_global_scale output_zero_point"
+"""Tensors about activations, which a scheme may need."""
+OUTPUT_SCALE: Final = "output_scale"
+"""Scale of a layer's outputs: of cached keys and values if the config has a scheme for them."""
 PLAIN_INTS: Final = ("int-quantized", "naive-quantized")
 MX_FLOATS: Final = "mxfp8-quantized"
 PLAIN_FLOATS: Final = ("float-quantized", "naive-quantized", MX_FLOATS)
@@ -104,47 +108,47 @@ PACKED_INTS: Final = "pack-quantized"
 READ: Final = (PACKED_INTS, "int-quantized", *PLAIN_FLOATS, *PACKED_FLOATS)
 
 
-def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
+def scheme(
+    group: Mapping[str, Any], layout: str, activation_tensors: str = ACTIVATION_TENSORS
+) -> StoredFormat:
     """Return the weight format of a config group. Raises `ModelError` for an unsupported one."""
     weights = read_object(group, "weights")
     kind = str(weights.get("type", "int")).lower()
     bits = weights.get("num_bits", 8)
     layout = str(group.get("format") or layout)
     group_shape = _group_shape_of(weights)
+    inputs = _activations(read_object(group, "input_activations"), layout)
     if layout == PACKED_INTS and kind == "int" and bits in range(1, 9):
         zero = "" if weights.get("symmetric", True) else "weight_zero_point"
         order = "weight_g_idx" if weights.get("actorder") in ("group", "dynamic") else ""
-        optional = f"weight_shape {ACTIVATION_TENSORS}" + ("" if order else " weight_g_idx")
-        return PackedIntsFormat(bits, group_shape, zero=zero, order=order, optional=optional)
+        optional = f"weight_shape {activation_tensors}" + ("" if order else " weight_g_idx")
+        return PackedIntsFormat(
+            bits, group_shape, zero=zero, order=order, optional=optional, activations=inputs
+        )
     if layout in PLAIN_INTS and kind == "int" and bits in range(1, 9):
         zero = "" if weights.get("symmetric", True) else "weight_zero_point"
-        activation_bits = _activation_bits(group.get("input_activations"), "int", ("token",))
         return IntsFormat(
-            bits,
-            group_shape,
-            zero=zero,
-            optional=ACTIVATION_TENSORS,
-            activation_bits=activation_bits,
+            bits, group_shape, zero=zero, optional=activation_tensors, activations=inputs
         )
     if layout in PLAIN_FLOATS and (kind, bits) == ("float", 8):
-        activation_bits = _activation_bits(
-            group.get("input_activations"), "float", ("token", "group")
-        )
         return FloatsFormat(
             group_shape,
-            optional=ACTIVATION_TENSORS,
+            optional=activation_tensors,
             e8m0_scales=layout == MX_FLOATS,
-            activation_bits=activation_bits,
+            activations=inputs,
         )
     if layout == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
         return PackedFloatsFormat(
             group_shape,
             global_scale="weight_global_scale",
             divides_scales=True,
-            optional=ACTIVATION_TENSORS,
+            optional=activation_tensors,
+            activations=inputs,
         )
     if layout in PACKED_FLOATS and kind == "float" and bits in (4, 6):
-        return PackedFloatsFormat(group_shape, bits=bits, optional=ACTIVATION_TENSORS)
+        return PackedFloatsFormat(
+            group_shape, bits=bits, optional=activation_tensors, activations=inputs
+        )
     raise ModelError(
         f"quantization_config: got weights of {bits!r:.80} bits, type {kind!r:.80}, format "
         f"{layout!r:.80}; expected integers of 1 to 8 bits or floats of 8, 6 or 4 bits in a format "
@@ -152,12 +156,38 @@ def scheme(group: Mapping[str, Any], layout: str) -> StoredFormat:
     )
 
 
-def _activation_bits(activations: Any, kind: str, strategies: tuple[str, ...]) -> int:
-    """Return 8 if activations are dynamically rounded to eight bits per token, else 16."""
-    stated = activations if isinstance(activations, Mapping) else {}
-    own = str(stated.get("type", "int")).lower(), stated.get("num_bits")
-    as_they_come = stated.get("dynamic") is True and stated.get("symmetric", True) is True
-    return 8 if as_they_come and own == (kind, 8) and stated.get("strategy") in strategies else 16
+FLOAT_NUMBERS: Final = {8: "fp8_e4m3", 6: "fp6_e2m3", 4: "fp4"}
+
+
+def _activations(facts: Mapping[str, Any], layout: str) -> ActivationScheme | None:
+    """Return how a group rounds inputs; None: not, or in a way that is logged as unsupported."""
+    if not facts:
+        return None
+    bits = facts.get("num_bits", 8)
+    is_float = str(facts.get("type", "int")).lower() == "float"
+    number = FLOAT_NUMBERS.get(bits, "") if is_float else f"int{bits}" * (bits in range(2, 9))
+    group = facts.get("group_size")
+    strategy = facts.get("strategy") or ("tensor" if group is None else "group")
+    is_symmetric = facts.get("symmetric", True) is not False
+    dynamic = facts.get("dynamic", False)
+    has_groups = isinstance(group, int) and group > 0
+    if number and strategy == "tensor_group" and has_groups:
+        static = "" if dynamic is True else "input_global_scale"
+        return ActivationScheme(number, group, scale_kind="e4m3", static=static, is_reciprocal=True)
+    if number and dynamic is True and strategy == "group" and has_groups:
+        has_exponents = "uint8" in str(facts.get("scale_dtype")) or layout.startswith("mx")
+        return ActivationScheme(
+            number, group, is_symmetric, scale_kind="e8m0" if has_exponents else "float"
+        )
+    if number and dynamic is True and strategy in ("token", "tensor"):
+        return ActivationScheme(number, is_symmetric=is_symmetric)
+    if number and dynamic is False and strategy == "tensor":
+        zero = "" if is_symmetric else "input_zero_point"
+        return ActivationScheme(
+            number, is_symmetric=is_symmetric, static="input_scale", static_zero=zero
+        )
+    warn_unsupported("input_activations", facts)
+    return None
 
 
 def _group_shape_of(weights: Mapping[str, Any]) -> GroupShape:

@@ -1,6 +1,18 @@
 """Checkpoints in the compressed-tensors format."""
 
-from core.api import Entry, hookimpl
+from typing import Literal
+
+from core.api import Entry, Option, hookimpl
+
+
+@hookimpl
+def engine_options() -> list[Option]:
+    """Options of all methods that read how a checkpoint rounds activations."""
+    text = (
+        "Round activations as a quantized checkpoint specifies. auto: where this makes products "
+        "faster; on: everywhere; off: nowhere, which is the most exact."
+    )
+    return [Option("activation_quantization", Literal["auto", "on", "off"], "auto", text)]
 
 
 @hookimpl

@@ -159,6 +159,10 @@ class PackedFloats:
         find = getattr(self._ops, "inputs", None)
         return None if find is None else find(self._rows, self._width, self._dtype)
 
+    def rounds_inputs(self) -> bool:
+        """Return whether the kernels round x to eight bits."""
+        return self.quantized_inputs() is not None
+
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""
         return self._ops.rows(layer.weight, self._rows, self._width, ids, self._dtype)  # type: ignore[arg-type]

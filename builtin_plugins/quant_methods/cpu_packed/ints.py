@@ -84,6 +84,10 @@ class PackedInts:
         """Return x @ weight.T."""
         return self._ops.linear(x, layer.weight, self._rows, self._order)  # type: ignore[arg-type]
 
+    def rounds_inputs(self) -> bool:
+        """Return whether the kernels round x to eight bits per row; float32 rows are not."""
+        return getattr(self._ops, "x_bits", 16) == 8 and self._dtype != torch.float32
+
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""
         rows = self._ops.rows(layer.weight, self._rows, self._width, ids, self._dtype)  # type: ignore[arg-type]
@@ -97,6 +101,18 @@ class PackedIntExperts(PackedExperts):
         super().__init__(make(torch.float16))  # type: ignore[arg-type]
         self._make = make
         self._needs_ops = True
+        self._dtype = torch.float32
+
+    def create(
+        self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
+    ) -> None:
+        """Register both packed tensors."""
+        self._dtype = dtype
+        super().create(layer, num_experts, width, hidden, dtype)
+
+    def rounds_inputs(self) -> bool:
+        """Return whether the kernels round x to eight bits per row; float32 rows are not."""
+        return getattr(self._ops, "x_bits", 16) == 8 and self._dtype != torch.float32
 
     def write_rows(
         self, layer: nn.Module, rows: slice, layout: Any, matrix: str, expert: int

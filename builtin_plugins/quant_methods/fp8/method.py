@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,29 +12,30 @@ from builtin_plugins.quant_methods.common.excluded_modules import ExcludeListMet
 from builtin_plugins.quant_methods.common.floats import FloatsFormat
 from builtin_plugins.quant_methods.common.module_names import NameList, read_transformers_name
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape, is_block_shape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.config_fields import read_names
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.method import StoredMethod
-from core.api import ModelError
+from core.api import EngineConfig, ModelError
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.weights import refuse_integers
 
 ACTIVATION_TENSORS: Final = "input_scale activation_scale input_scale_ub"
-"""Activation tensors, which are not needed: activation scales are computed at run time."""
+"""Optional tensors with scales of activations."""
 
 
-def make_fp8(config: Any = None) -> StoredMethod:
+def make_fp8(config: Any = None, engine: EngineConfig | None = None) -> StoredMethod:
     """Return the method that reads an FP8 checkpoint, or quantizes a plain one."""
-    return Fp8(config) if config else OnlineFp8()
+    return Fp8(config, engine) if config else OnlineFp8()
 
 
 class _Floats(ExcludeListMethod):
     """All linear layers share a format, except those that the config lists."""
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
         listed = read_names(config or {}, "ignored_layers", "modules_to_not_convert")
-        super().__init__(config, NameList(listed, read_transformers_name, anywhere=True))
+        super().__init__(config, NameList(listed, read_transformers_name, anywhere=True), engine)
 
 
 class Fp8(_Floats):
@@ -46,8 +48,8 @@ class Fp8(_Floats):
         "weight_block_size": [128, 128],
     }
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
+        super().__init__(config, engine)
         activations = config.get("activation_scheme", "dynamic")
         if activations not in ("dynamic", "static"):
             raise ModelError(
@@ -69,7 +71,15 @@ class Fp8(_Floats):
             scale = "weight_scale"
             other = "weight_scale_inv"
         self._format = FloatsFormat(
-            group_shape, scale=scale, other=other, optional=ACTIVATION_TENSORS, activation_bits=8
+            group_shape,
+            scale=scale,
+            other=other,
+            optional=ACTIVATION_TENSORS,
+            activations=ActivationScheme(
+                "fp8_e4m3",
+                block[1] if block else -1,
+                static="" if block or activations == "dynamic" else "input_scale",
+            ),
         )
 
 
@@ -79,10 +89,17 @@ class FbgemmFp8(_Floats):
     name = "fbgemm_fp8"
     example_config: Final = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
 
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
+        super().__init__(config, engine)
+        bound = config.get("activation_scale_ub")
+        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
+            raise ModelError(
+                f"quantization_config: activation_scale_ub: got {bound!r:.80}; expected a number "
+                "above 0. Restore the original config."
+            )
+        scheme = ActivationScheme("fp8_e4m3", max_amax=math.inf if bound is None else bound)
         self._format = FloatsFormat(
-            GroupShape(1, ALL), optional=ACTIVATION_TENSORS, activation_bits=8
+            GroupShape(1, ALL), optional=ACTIVATION_TENSORS, activations=scheme
         )
 
 

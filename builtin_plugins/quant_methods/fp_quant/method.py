@@ -12,11 +12,12 @@ import torch
 from builtin_plugins.quant_methods.common.excluded_modules import ExcludeListMethod
 from builtin_plugins.quant_methods.common.floats import scalar_scale
 from builtin_plugins.quant_methods.common.module_names import NameList, read_transformers_name
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.config_fields import read_names
 from builtin_plugins.quant_methods.stored.formats import StoredFormat, num_groups
 from builtin_plugins.quant_methods.stored.layouts import ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import e8m0_to_float, unpack_fp4
-from core.api import ModelError
+from core.api import EngineConfig, ModelError
 from core.model_spec.weight_shard import WeightShard
 
 ROTATED: Final = 32
@@ -36,7 +37,7 @@ class FpQuant(ExcludeListMethod):
         "modules_to_not_convert": ["lm_head"],
     }
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
         super().__init__(
             config,
             NameList(
@@ -44,6 +45,7 @@ class FpQuant(ExcludeListMethod):
                 read_transformers_name,
                 anywhere=True,
             ),
+            engine,
         )
         kind = str(config.get("forward_dtype", "nvfp4"))
         size = config.get("hadamard_group_size", ROTATED)
@@ -66,6 +68,7 @@ GROUPS: Final = {"mxfp4": 32, "nvfp4": 16}
 """Inputs per scale. The scale is an exponent (E8M0) for mxfp4, a float8_e4m3fn for nvfp4."""
 ROTATION: Final = "forward_hadamard_matrix"
 WHOLE: Final = "weight_global_scale"
+ACTIVATION_SCALE: Final = "act_global_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +97,23 @@ class RotatedFloats:
 
 
 class RotatedFormat(StoredFormat):
-    """`kind`: a key of `GROUPS`. `size`: adjacent inputs rotated together.
-
-    The requested activation dtype is ignored: activations are not rounded.
-    """
+    """`kind`: a key of `GROUPS`. `size`: adjacent inputs rotated together, then rounded."""
 
     suffixes = ("qweight", "scales", WHOLE, ROTATION)
-    optional_suffixes = ("act_global_scale", "backward_hadamard_matrix", "weight", "dqweight")
+    optional_suffixes = (ACTIVATION_SCALE, "backward_hadamard_matrix", "weight", "dqweight")
 
     def __init__(self, kind: str, size: int) -> None:
         self._kind = kind
         self._group = GROUPS[kind]
         self._size = size
+        self.activations = ActivationScheme(
+            "fp4",
+            self._group,
+            scale_kind="e8m0" if kind == "mxfp4" else "e4m3",
+            static="" if kind == "mxfp4" else ACTIVATION_SCALE,
+            is_reciprocal=True,
+            rotation=ROTATION,
+        )
         self.bits_per_weight = 4 + 8 / self._group
 
     def check(self, shard: WeightShard) -> None:

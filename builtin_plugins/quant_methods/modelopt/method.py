@@ -10,20 +10,34 @@ from builtin_plugins.quant_methods.common.floats import FloatsFormat, PackedFloa
 from builtin_plugins.quant_methods.common.kv_cache import kv_cache_dtype_of
 from builtin_plugins.quant_methods.common.module_names import NameList, read_glob
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
-from core.api import ModelError
+from core.api import EngineConfig, ModelError
 
 MIXED: Final = "MIXED_PRECISION"
 ALGORITHMS: Final[Mapping[str, StoredFormat]] = {
-    "FP8": FloatsFormat(GroupShape(ALL, ALL), optional="input_scale", activation_bits=8),
+    "FP8": FloatsFormat(
+        GroupShape(ALL, ALL),
+        optional="input_scale",
+        activations=ActivationScheme("fp8_e4m3", static="input_scale"),
+    ),
     "FP8_PER_CHANNEL_PER_TOKEN": FloatsFormat(
-        GroupShape(1, ALL), optional="input_scale", activation_bits=8
+        GroupShape(1, ALL), optional="input_scale", activations=ActivationScheme("fp8_e4m3")
     ),
     "FP8_PB_WO": FloatsFormat(GroupShape(128, 128), optional="input_scale"),
-    "MXFP8": FloatsFormat(GroupShape(1, 32), optional="input_scale", e8m0_scales=True),
+    "MXFP8": FloatsFormat(
+        GroupShape(1, 32),
+        optional="input_scale",
+        e8m0_scales=True,
+        activations=ActivationScheme("fp8_e4m3", 32, scale_kind="e8m0_ceil"),
+    ),
     "NVFP4": PackedFloatsFormat(
-        GroupShape(1, 16), weight="weight", global_scale="weight_scale_2", optional="input_scale"
+        GroupShape(1, 16),
+        weight="weight",
+        global_scale="weight_scale_2",
+        optional="input_scale",
+        activations=ActivationScheme("fp4", 16, scale_kind="e4m3", static="input_scale"),
     ),
 }
 
@@ -38,12 +52,13 @@ class ModelOpt(ExcludeListMethod):
         "exclude_modules": ["lm_head"],
     }
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
         super().__init__(
             config,
             NameList(
                 read_names(config or {}, "exclude_modules", "ignore"), read_glob, anywhere=True
             ),
+            engine,
         )
         self._kv_dtype = kv_cache_dtype_of(
             config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")

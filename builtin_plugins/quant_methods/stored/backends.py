@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.activations import ActivationQuantization
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.layouts import Layout, LayoutSpec, dequantize_chunks
 from core.model_spec.weight_shard import WeightShard
@@ -22,7 +24,8 @@ log = logging.getLogger(__name__)
 class LinearBackend(Protocol):
     """Stores one layout on a device and multiplies by it. `LinearMethod.backend_for` returns it.
 
-    Optional: `quantized_inputs()` of a `LinearMethod`.
+    Optional: `quantized_inputs()` of a `LinearMethod`; `rounds_inputs()`: whether the kernels
+    round x as the checkpoint specifies.
     """
 
     def create(
@@ -44,7 +47,10 @@ class LinearBackend(Protocol):
 
 
 class ExpertsBackend(Protocol):
-    """Stores the layout of all experts; otherwise an `ExpertsMethod`."""
+    """Stores the layout of all experts; otherwise an `ExpertsMethod`.
+
+    Optional: `rounds_inputs()`.
+    """
 
     def create(
         self, layer: nn.Module, num_experts: int, width: int, hidden: int, dtype: torch.dtype
@@ -107,12 +113,15 @@ def select_backend(
     plain: Callable[[], Any],
     shard: WeightShard | None,
     inputs: Sequence[int] = (),
+    *,
+    rounds_inputs: bool = True,
 ) -> Any:
     """Return the device's backend for a format, or the dequantized one if it has none.
 
     Columns with a g_idx are sorted by group, which needs all of them: a rank with some of the
     columns dequantizes. So does a rank with rows that end inside groups. `shard`: one of
     the weights, None if not known yet. `inputs`: column counts of this rank's weights.
+    `rounds_inputs`: whether kernels may round inputs to the format's `activation_bits`.
     """
     method = plain()
     backend_for: Callable[[LayoutSpec], Any] | None = getattr(method, "backend_for", None)
@@ -124,6 +133,8 @@ def select_backend(
         return DequantizedBackend(method)
     if spec.spans_rows and spec.group_size > 0 and any(count % spec.group_size for count in inputs):
         return DequantizedBackend(method)
+    if not rounds_inputs:
+        spec = replace(spec, activation_bits=16)
     return backend_for(spec) or DequantizedBackend(method)
 
 
@@ -131,6 +142,7 @@ class Formats(Protocol):
     """Looks up the format of each checkpoint weight."""
 
     fallback: DequantizedFallback
+    activations: ActivationQuantization
 
     def format_of(self, prefix: str) -> StoredFormat | None:
         """Return the format of the weight with this prefix; None: it is plain."""

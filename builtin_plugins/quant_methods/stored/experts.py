@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.activations import InputRounding
 from builtin_plugins.quant_methods.stored.backends import (
     DequantizedBackend,
     Formats,
@@ -16,6 +17,7 @@ from builtin_plugins.quant_methods.stored.backends import (
 )
 from builtin_plugins.quant_methods.stored.layers import PendingTensors
 from core.api import ModelError
+from core.models.ops.reference import expert_activation
 
 if TYPE_CHECKING:
     from builtin_plugins.quant_methods.stored.formats import StoredFormat
@@ -29,6 +31,8 @@ class BackendExperts:
 
     def __init__(self) -> None:
         self._backend: Any = None
+        self._rounding: dict[str, InputRounding] = {}
+        """Rounding of the inputs of each matrix, if they are rounded before the product."""
 
     def use_plain_method(self, plain: Callable[[], Any]) -> None:
         """Set the factory of the device's method for plain experts."""
@@ -43,8 +47,26 @@ class BackendExperts:
         self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
     ) -> torch.Tensor:
         """Return the weighted sum of the chosen experts' outputs."""
+        if self._rounding:
+            return self._apply_rounded(layer, x, shares, experts)
         out: torch.Tensor = self._backend.apply(layer, x, shares, experts)
         return out
+
+    def _apply_rounded(
+        self, layer: nn.Module, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what `apply` does, in two products of rounded inputs."""
+        chosen = experts.flatten()
+        rows = self._rounding["gate_up"](x).repeat_interleave(experts.shape[1], 0)
+        inner = self._backend.product(layer, "gate_up", rows, chosen)
+        inner = inner if layer.bias is None else inner + layer.bias[chosen]  # type: ignore[index]
+        acted = self._rounding["down"](expert_activation(str(layer.activation))(inner))
+        outputs = self._backend.product(layer, "down", acted, chosen)
+        parts = outputs.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)
+        out = parts[:, 0]
+        for choice in range(1, experts.shape[1]):  # torch.sum's order depends on the batch
+            out = out + parts[:, choice]
+        return out.to(x.dtype)
 
     def product(
         self, layer: nn.Module, matrix: str, x: torch.Tensor, experts: torch.Tensor
@@ -97,15 +119,29 @@ class StoredExperts(BackendExperts):
         )
         first = next(iter(parts.values()), None)
         self._backend = select_backend(
-            None if ordered else common, self._plain, first, [hidden, width]
+            None if ordered else common,
+            self._plain,
+            first,
+            [hidden, width],
+            rounds_inputs=self._formats.activations.by_kernels,
         )
         self._backend.create(layer, num_experts, width, hidden, dtype)
+        self._choose_rounding(list(stored.values()))
         self._sizes = num_experts, width, hidden, dtype
         if isinstance(self._backend, DequantizedBackend):
             for own in stored.values():
                 self._formats.fallback.add(
                     width * hidden * (1 if parts else num_experts), own, dtype
                 )
+
+    def _choose_rounding(self, stored: list[StoredFormat | None]) -> None:
+        """Choose how inputs are rounded: as all matrices specify, or not at all."""
+        schemes = {None if own is None else own.activations for own in stored}
+        scheme = schemes.pop() if len(schemes) == 1 else None
+        for matrix in ("gate_up", "down"):
+            rounding = self._formats.activations.rounding_for(scheme, self._backend)
+            if rounding is not None:
+                self._rounding[matrix] = rounding
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
         """Hold a tensor until its matrix is complete, then unpack it."""
@@ -122,9 +158,12 @@ class StoredExperts(BackendExperts):
                 one = replace(shard, expert=expert, num_experts=0)
                 self._put(layer, stored, {suffix: tensor[expert]}, one)
             return
+        if shard.matrix in self._rounding:
+            self._rounding[shard.matrix].load(prefix, suffix, tensor)
         tensors = self._pending.add(prefix, stored, suffix, tensor, shard)
         if tensors is not None:
             self._formats.fallback.log_once()
+            self._formats.activations.log_once()
             self._put(layer, stored, tensors, shard)
 
     def _plain_backend(self, layer: nn.Module) -> DequantizedBackend:
@@ -140,6 +179,7 @@ class StoredExperts(BackendExperts):
                 )
             self._backend = DequantizedBackend(self._plain())
             self._backend.create(layer, *self._sizes)
+            self._rounding.clear()
         return self._backend
 
     def _put(
@@ -156,4 +196,6 @@ class StoredExperts(BackendExperts):
     def finish(self, layer: nn.Module) -> None:
         """Reject incomplete matrices and let the plain method repack its weights."""
         self._pending.check_complete()
+        for rounding in self._rounding.values():
+            rounding.finish()
         super().finish(layer)

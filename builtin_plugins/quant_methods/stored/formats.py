@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.layouts import Layout, LayoutSpec
 from builtin_plugins.quant_methods.stored.packing import WORD, unpack_words
 from core.api import ModelError
@@ -50,6 +51,8 @@ class StoredFormat:
     """Spec of the layout that it unpacks to; None for a layout of its own."""
     bits_per_weight: float = 8
     """Approximate stored bits per weight, scales included; used in log lines."""
+    activations: ActivationScheme | None = None
+    """How the checkpoint expects inputs to be rounded; its tensors are optional suffixes."""
 
     def shape(self, suffix: str, shard: WeightShard) -> tuple[int, ...] | None:
         """Return the required shape of the whole tensor; None if `unpack` checks it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme, InputRounding
 from builtin_plugins.quant_methods.stored.backends import (
     DequantizedBackend,
     Formats,
@@ -26,13 +27,23 @@ if TYPE_CHECKING:
     from core.model_spec.weight_shard import WeightShard
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BackendRows:
     """Rows of a layer on one backend, and the module with their parameters."""
 
     backend: Any
     holder: nn.Module
     rows: slice
+    activations: ActivationScheme | None
+    """How the checkpoint expects x to be rounded."""
+    rounding: InputRounding | None = None
+    """Rounding of x before the product; None: x is not rounded, or by the backend."""
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T for these rows."""
+        x = x if self.rounding is None else self.rounding(x)
+        out: torch.Tensor = self.backend.apply(self.holder, x)
+        return out
 
 
 class StoredLinear:
@@ -64,15 +75,12 @@ class StoredLinear:
         stored = self._formats.checked_formats(parts)
         kinds = {_kind(own) for own in stored.values()}
         if len(parts) == 1 or (len(kinds) == 1 and not _has_g_idx(next(iter(stored.values())))):
-            own_rows = BackendRows(
-                select_backend(
-                    next(iter(stored.values())),
-                    self._plain,
-                    next(iter(parts.values())),
-                    [in_features],
-                ),
+            own_rows = self._backend_rows(
+                next(iter(stored.values())),
+                next(iter(parts.values())),
                 layer,
                 slice(0, out_features),
+                in_features,
             )
             self._distinct = [own_rows]
             self._by_prefix = dict.fromkeys(parts, own_rows)
@@ -81,10 +89,8 @@ class StoredLinear:
                 holder = nn.Module()
                 holder.ops = layer.ops
                 layer.add_module(f"part{index}", holder)
-                self._by_prefix[prefix] = BackendRows(
-                    select_backend(stored[prefix], self._plain, shard, [in_features]),
-                    holder,
-                    shard.target,
+                self._by_prefix[prefix] = self._backend_rows(
+                    stored[prefix], shard, holder, shard.target, in_features
                 )
             self._distinct = sorted(
                 self._by_prefix.values(), key=lambda own_rows: own_rows.rows.start
@@ -93,11 +99,28 @@ class StoredLinear:
             own_rows.backend.create(
                 own_rows.holder, in_features, own_rows.rows.stop - own_rows.rows.start, dtype
             )
+            own_rows.rounding = self._formats.activations.rounding_for(
+                own_rows.activations, own_rows.backend
+            )
         for prefix, shard in parts.items():
             if isinstance(self._by_prefix[prefix].backend, DequantizedBackend):
                 self._formats.fallback.add(
                     in_features * (shard.target.stop - shard.target.start), stored[prefix], dtype
                 )
+
+    def _backend_rows(
+        self,
+        stored: StoredFormat | None,
+        shard: WeightShard,
+        holder: nn.Module,
+        rows: slice,
+        in_features: int,
+    ) -> BackendRows:
+        activations = self._formats.activations
+        backend = select_backend(
+            stored, self._plain, shard, [in_features], rounds_inputs=activations.by_kernels
+        )
+        return BackendRows(backend, holder, rows, None if stored is None else stored.activations)
 
     def load(self, layer: nn.Module, suffix: str, tensor: torch.Tensor, shard: WeightShard) -> None:
         """Hold a tensor until its prefix is complete, then unpack it."""
@@ -113,9 +136,12 @@ class StoredLinear:
                 own_rows.holder, suffix, tensor, replace(shard, pieces=local)
             )
             return
+        if own_rows.rounding is not None:
+            own_rows.rounding.load(prefix, suffix, tensor)
         tensors = self._pending.add(prefix, stored, suffix, tensor, shard)
         if tensors is not None:
             self._formats.fallback.log_once()
+            self._formats.activations.log_once()
             for rows, layout in stored.unpack_chunks(tensors, shard):
                 own_rows.backend.write_rows(
                     own_rows.holder, slice(rows.start - first, rows.stop - first), layout
@@ -127,18 +153,20 @@ class StoredLinear:
         for own_rows in self._distinct:
             if isinstance(own_rows.backend, DequantizedBackend):
                 own_rows.backend.method.finish(own_rows.holder)
+            if own_rows.rounding is not None:
+                own_rows.rounding.finish()
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T."""
-        found: list[torch.Tensor] = [
-            own_rows.backend.apply(own_rows.holder, x) for own_rows in self._distinct
-        ]
+        found = [own_rows.apply(x) for own_rows in self._distinct]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def quantized_inputs(self, layer: nn.Module) -> QuantizedInputs | None:
         """Return the kernels of the backend; None without them, or with several backends."""
-        find = getattr(self._distinct[0].backend, "quantized_inputs", None)
-        return None if find is None or len(self._distinct) > 1 else find()
+        first = self._distinct[0]
+        find = getattr(first.backend, "quantized_inputs", None)
+        is_plain = find is None or first.rounding is not None or len(self._distinct) > 1
+        return None if is_plain else find()
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""
@@ -191,7 +219,7 @@ class PendingTensors:
 
 def _kind(stored: StoredFormat | None) -> Any:
     """Return the key that parts on one backend have in common."""
-    return None if stored is None else stored.layout_spec or "floats"
+    return None if stored is None else (stored.layout_spec or "floats", stored.activations)
 
 
 def _has_g_idx(stored: StoredFormat | None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from builtin_plugins.quant_methods.stored.activations import ActivationQuantization
 from builtin_plugins.quant_methods.stored.backends import DequantizedFallback
 from builtin_plugins.quant_methods.stored.experts import StoredExperts
 from builtin_plugins.quant_methods.stored.layers import StoredLinear
@@ -18,20 +19,14 @@ from core.api import ModelError
 
 if TYPE_CHECKING:
     from builtin_plugins.quant_methods.stored.formats import StoredFormat
+    from core.api import EngineConfig
     from core.model_spec.weight_shard import WeightShard
 
 
 log = logging.getLogger(__name__)
 
-ACTIVATION_SCALES: Final = (
-    "activation_scale",
-    "input_global_scale",
-    "input_scale",
-    "input_zero_point",
-    "output_scale",
-    "output_zero_point",
-)
-"""Last names of tensors with which other engines round activations."""
+OUTPUT_SCALES: Final = ("output_scale", "output_zero_point")
+"""Last names of tensors with which other engines round the outputs of layers."""
 PLAIN: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,7 +39,7 @@ class StoredMethod:
     quantizes_on_load = False
     """Whether the method quantizes plain checkpoints while they load."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, engine: EngineConfig | None = None) -> None:
         if not config and not self.quantizes_on_load:
             raise ModelError(
                 f"--quantization {self.name} loads checkpoints that {self.name} quantized; this "
@@ -52,6 +47,7 @@ class StoredMethod:
                 f"{self.hint}"
             )
         self.fallback = DequantizedFallback(self.name)
+        self.activations = ActivationQuantization(self.name, engine)
         self._formats: dict[str, StoredFormat | None] = {}
         self._checkpoint_dtypes: Mapping[str, torch.dtype] = {}
 
@@ -63,13 +59,22 @@ class StoredMethod:
         bitsandbytes or torchao).
         """
         self._checkpoint_dtypes = dtypes
-        unused = [name for name in dtypes if name.rpartition(".")[2] in ACTIVATION_SCALES]
+        unused = [name for name in dtypes if self._is_unused(*name.rpartition(".")[::2])]
         if unused:
             log.warning(
-                "%s: %d stored scales of activations and outputs (such as %s) are not used: layers "
-                "multiply activations in the model's dtype, or rounded by scales of their own",
+                "%s: %d stored scales of outputs (such as %s) are not used: outputs of layers are "
+                "not rounded",
                 *(self.name, len(unused), unused[0]),
             )
+
+    def check_used(self) -> None:
+        """Raise `ModelError` for settings without effect on this checkpoint."""
+        self.activations.check_used()
+
+    def _is_unused(self, prefix: str, suffix: str) -> bool:
+        """Return whether a tensor is the scale of a layer's outputs, and not of cached ones."""
+        stored = self.format_of(prefix) if suffix in OUTPUT_SCALES else None
+        return stored is not None and suffix in stored.optional_suffixes
 
     def choose_format(self, prefix: str) -> StoredFormat | None:
         """Return the format of the weight with this prefix; None: it is plain.

@@ -9,6 +9,7 @@ import torch
 
 from builtin_plugins.quant_methods.common.floats import E8M0_DTYPES, FP8_DTYPES, scalar_scale
 from builtin_plugins.quant_methods.common.ints import IntsFormat
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.formats import StoredFormat, num_groups, shard_groups
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, LayoutSpec, ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import (
@@ -48,8 +49,9 @@ class PackedInt4Format(StoredFormat):
 
     suffixes = (CODES, SCALES, ZEROS)
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, activations: ActivationScheme | None = None) -> None:
         self._group = group
+        self.activations = activations
         self.layout_spec = LayoutSpec(4, group, has_zeros=True, has_float_zeros=True)
         self.bits_per_weight = 4 + 32 / group
 
@@ -87,9 +89,16 @@ class SwizzledFloatsFormat(StoredFormat):
     """
 
     def __init__(
-        self, group: int, *, is_packed: bool, is_scaled: bool = False, e8m0_scales: bool = False
+        self,
+        group: int,
+        *,
+        is_packed: bool,
+        is_scaled: bool = False,
+        e8m0_scales: bool = False,
+        activations: ActivationScheme | None = None,
     ) -> None:
         self._group = group
+        self.activations = activations
         self._is_packed = is_packed
         self._e8m0_scales = e8m0_scales
         self.suffixes = (CODES, SCALES, *([TENSOR_SCALE] if is_scaled else []))

@@ -16,8 +16,14 @@ from builtin_plugins.quant_methods.common.module_names import (
     read_transformers_name,
 )
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape, is_block_shape
+from builtin_plugins.quant_methods.stored.activations import ActivationScheme
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_object
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
+from builtin_plugins.quant_methods.torchao.activations import (
+    ACTIVATION_TENSORS,
+    activation_scheme,
+)
+from builtin_plugins.quant_methods.torchao.config_values import name_of, read_value
 from builtin_plugins.quant_methods.torchao.format import (
     CODES,
     SCALES,
@@ -26,7 +32,7 @@ from builtin_plugins.quant_methods.torchao.format import (
     SwizzledFloatsFormat,
     SymmetricIntsFormat,
 )
-from core.api import ModelError
+from core.api import EngineConfig, ModelError
 
 BY_NAME: Final = {"FqnToConfig": "fqn_to_config", "ModuleFqnToConfig": "module_fqn_to_config"}
 DEFAULT: Final = "_default"
@@ -42,7 +48,7 @@ class TorchAo(ExcludeListMethod):
         "modules_to_not_convert": ["lm_head"],
     }
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
         super().__init__(
             config,
             NameList(
@@ -50,6 +56,7 @@ class TorchAo(ExcludeListMethod):
                 read_transformers_name,
                 anywhere=True,
             ),
+            engine,
         )
         stated = config.get("quant_type")
         if not isinstance(stated, Mapping) or not isinstance(stated.get("default"), Mapping):
@@ -97,8 +104,6 @@ def _whole(text: str) -> Matcher | None:
     return lambda name: pattern.fullmatch(name) or pattern.fullmatch(f"{name}.weight")
 
 
-ACTIVATION_TENSORS: Final = "_weight_act_quant_scale _weight_act_quant_zero_point"
-"""Activation tensors, which are not needed: activations are not rounded with stored scales."""
 NAMES: Final[Mapping[str, Any]] = {"weight": CODES, "scale": SCALES}
 ROWS: Final = {"_type": "PerRow"}
 INT8: Final = (
@@ -130,33 +135,44 @@ def scheme(config: Any) -> StoredFormat | None:
     """
     if config is None:
         return None
-    kind, facts = _read(config)
+    kind, facts = read_value(config)
     if kind in INT8:
         group_shape = _group_shape_of(
             _of_weights(facts.get("granularity")) or _older(facts.get("group_size"))
         )
         return SymmetricIntsFormat(
-            8, group_shape, optional=f"{ZEROS} {ACTIVATION_TENSORS}", **NAMES
+            8,
+            group_shape,
+            optional=f"{ZEROS} {ACTIVATION_TENSORS}",
+            activations=activation_scheme(kind, facts),
+            **NAMES,
         )
     if kind in FLOAT8:
         default = ROWS if kind == FLOAT8[0] else {"_type": "PerTensor"}
         return FloatsFormat(
             _group_shape_of(_of_weights(facts.get("granularity")) or default),
             optional=ACTIVATION_TENSORS,
+            activations=activation_scheme(kind, facts),
             **NAMES,
         )
     if kind in INTX:
-        return _any_bits(facts, INTX[kind])
-    if kind in INT4 and _name(facts.get("int4_packing_format", {"_data": "PLAIN"})) == "plain":
-        return PackedInt4Format(_size(facts, "group_size", 128))
+        return _any_bits(facts, INTX[kind], activation_scheme(kind, facts))
+    if kind in INT4 and name_of(facts.get("int4_packing_format", {"_data": "PLAIN"})) == "plain":
+        return PackedInt4Format(_size(facts, "group_size", 128), activation_scheme(kind, facts))
     if kind in MX:
-        four = _name(facts.get("weight_dtype")) == "float4_e2m1fn_x2"
+        four = name_of(facts.get("weight_dtype")) == "float4_e2m1fn_x2"
         return SwizzledFloatsFormat(
-            _size(facts, "block_size", 32), is_packed=four, e8m0_scales=True
+            _size(facts, "block_size", 32),
+            is_packed=four,
+            e8m0_scales=True,
+            activations=activation_scheme(kind, facts),
         )
     if kind in NVFP4:
         return SwizzledFloatsFormat(
-            16, is_packed=True, is_scaled=bool(facts.get("use_dynamic_per_tensor_scale", True))
+            16,
+            is_packed=True,
+            is_scaled=bool(facts.get("use_dynamic_per_tensor_scale", True)),
+            activations=activation_scheme(kind, facts),
         )
     raise ModelError(
         f"quantization_config: quant_type: got {config!r:.160}; expected one of {', '.join(READ)} "
@@ -164,10 +180,12 @@ def scheme(config: Any) -> StoredFormat | None:
     )
 
 
-def _any_bits(facts: Mapping[str, Any], own: str) -> StoredFormat:
+def _any_bits(
+    facts: Mapping[str, Any], own: str, activations: ActivationScheme | None
+) -> StoredFormat:
     """Return the format of integers of one to eight bits, one per byte."""
-    dtype = _name(facts.get(f"{own}dtype", {"_data": "int8"}))
-    packing = _name(facts.get("intx_packing_format"))
+    dtype = name_of(facts.get(f"{own}dtype", {"_data": "int8"}))
+    packing = name_of(facts.get("intx_packing_format"))
     bits = dtype.removeprefix("int")
     if bits not in tuple("12345678") or packing not in ("", "unpacked_to_int8"):
         raise ModelError(
@@ -175,16 +193,11 @@ def _any_bits(facts: Mapping[str, Any], own: str) -> StoredFormat:
             "to int8 as unpacked_to_int8. Convert the checkpoint with torchao."
         )
     group_shape = _group_shape_of(facts.get(f"{own}granularity") or {"_type": "PerAxis"})
-    if _name(facts.get(f"{own}mapping_type", {"_data": "SYMMETRIC"})) == "asymmetric":
-        return IntsFormat(int(bits), group_shape, zero=ZEROS, **NAMES)
-    return SymmetricIntsFormat(int(bits), group_shape, optional=ZEROS, **NAMES)
-
-
-def _read(value: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a torchao type and its fields; both empty for anything else."""
-    if isinstance(value, Mapping):
-        return (str(value.get("_type")), read_object(value, "_data"))
-    return ("", {})
+    if name_of(facts.get(f"{own}mapping_type", {"_data": "SYMMETRIC"})) == "asymmetric":
+        return IntsFormat(int(bits), group_shape, zero=ZEROS, activations=activations, **NAMES)
+    return SymmetricIntsFormat(
+        int(bits), group_shape, optional=ZEROS, activations=activations, **NAMES
+    )
 
 
 def _of_weights(granularity: Any) -> Any:
@@ -208,7 +221,7 @@ def _older(group: Any) -> dict[str, Any]:
 
 def _group_shape_of(granularity: Any) -> GroupShape:
     """Return which weights share a scale."""
-    kind, facts = _read(granularity)
+    kind, facts = read_value(granularity)
     group = facts.get("group_size")
     block = facts.get("block_size")
     if kind == "PerTensor":
@@ -225,9 +238,3 @@ def _group_shape_of(granularity: Any) -> GroupShape:
         f"quantization_config: granularity: got {granularity!r:.160}; expected PerTensor, PerRow, "
         "PerAxis 0, PerGroup or PerBlock."
     )
-
-
-def _name(value: Any) -> str:
-    """Return the name of a type or choice: {"_type": ..., "_data": name}."""
-    name = value.get("_data") if isinstance(value, Mapping) else value
-    return str(name or "").lower()

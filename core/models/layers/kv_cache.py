@@ -99,11 +99,10 @@ class KVCacheDtype:
             if takes:
                 self.scales[part] = torch.ones(len(self._own))
             load_scale = self._scale_loader(part, needed=needed)
-            for scale_name in (
-                f"{prefix}.{part}_scale",
-                f"{prefix}.attn.{part}_scale",
-                f"{name}.{part}_scale",
-            ):
+            names = [f"{own}.{part}_scale" for own in (prefix, f"{prefix}.attn", name)]
+            if len({*stored.values()}) > 1:  # a scale of a projection's own outputs
+                names.append(f"{name}.output_scale")
+            for scale_name in names:
                 weights.add_alternative(scale_name, None, load_scale, of=())
 
     def _scale_loader(self, part: str, *, needed: bool) -> Callable[[torch.Tensor], None]:

@@ -125,8 +125,8 @@ def test_head_and_embedding_may_be_quantized(check_model: CheckModel) -> None:
     check_model(library_writer(layout, facts), lambda: CompressedTensors(settings), which=which)
 
 
-def test_static_activation_scales_are_ignored(tmp_path: Path) -> None:
-    """Activations are not rounded with stored scales, which is closer to the exact product."""
+def test_static_activation_scales_are_not_used_by_default(tmp_path: Path) -> None:
+    """Without rounded activations the product is closer to the exact one."""
     layout, facts = SCHEMES["fp8 of tensors"]
     stored, plain = quantize(plain_tensors(LLAMA, tmp_path), library_writer(layout, facts))
     stored |= {
