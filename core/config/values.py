@@ -138,8 +138,6 @@ class ValueType:
             return None
         if isinstance(value, type) and str in self.scalars:
             return f"{value.__module__}:{value.__qualname__}"
-        if isinstance(value, type):
-            return self._object(value)
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if isinstance(value, (list, tuple)) and self.items is not None:
             return self._list(list(value))
@@ -167,6 +165,9 @@ class ValueType:
 
     def _list(self, values: list[Any]) -> list[Any] | tuple[Any, ...]:
         assert self.items is not None
+        if len(values) == 1 and isinstance(values[0], str) and values[0].startswith("["):
+            with contextlib.suppress(ValueError, RecursionError):  # vLLM's lists are JSON
+                values = json.loads(values[0])
         if self.length is not None and len(values) != self.length:
             raise BadValue(f"expected {self.length} values, not {len(values)}")
         converted = [self.items.convert(value) for value in values]
@@ -192,7 +193,7 @@ class ValueType:
                 return choice
         raise BadValue(f"expected {self.expected}{did_you_mean(text, map(str, self.choices))}")
 
-    def _json(self, text: str) -> dict[str, Any]:
+    def _json(self, text: str) -> Any:
         try:
             value = json.loads(text)
         # huge numbers raise a plain ValueError
@@ -200,9 +201,7 @@ class ValueType:
             raise BadValue(
                 f"expected {self.expected}, or its keys one by one after a dot; not JSON: {error}"
             ) from error
-        if not isinstance(value, dict):
-            raise BadValue(f"expected {self.expected}")
-        return value
+        return self._object(value)
 
     def _object(self, value: Any) -> Any:
         if type(value) is int and value in self.choices:
