@@ -12,6 +12,8 @@
 #include "cpu/vector_memory.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -138,6 +140,10 @@ inline Ints add_pairs(Ints sums, Words x, Words weights) {
 #elif defined(__AVX2__)
     return sums + (Ints)in_registers(x, weights, [](auto a, auto b) {
                return (decltype(a))_mm256_madd_epi16((__m256i)a, (__m256i)b);
+           });
+#elif defined(__SSE2__)
+    return sums + (Ints)in_registers(x, weights, [](auto a, auto b) {
+               return (decltype(a))_mm_madd_epi16((__m128i)a, (__m128i)b);
            });
 #elif defined(__aarch64__)
     return (Ints)in_registers((Words)sums, x, weights, [](auto sum, auto a, auto b) {

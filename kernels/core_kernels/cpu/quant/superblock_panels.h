@@ -87,15 +87,14 @@ struct PackedPanel {
 };
 
 // 256 inputs of a panel, unpacked: scales as floats, codes as bytes, or as 16-bit pairs with the
-// zero point subtracted.
-template <typename Kind, IntegerLayout kOf>
+// zero point subtracted. Kinds that are equal once unpacked share the code that multiplies them.
+template <IntegerLayout kOf, int64_t kOfGroup, bool kMin, bool kFactors, int kMax>
 struct UnpackedPanel {
-    static constexpr int64_t kGroup = Kind::kGroup;
+    static constexpr int64_t kGroup = kOfGroup;
     static constexpr IntegerLayout kLayout = kOf;
-    static constexpr bool kHasMin = Kind::kHasMin,
-                          kHasFactors = ::kHasFactors<Kind> && kDelaysFactors,
+    static constexpr bool kHasMin = kMin, kHasFactors = kFactors,
                           kPairs = kLayout == IntegerLayout::kPairs;
-    static constexpr int kLines = 0, kParts = kUnit / kGroup, kMaxCode = Kind::kMaxCode;
+    static constexpr int kLines = 0, kParts = kUnit / kGroup, kMaxCode = kMax;
     static constexpr int64_t kSteps = kUnit / kAtOnce<kLayout>;  // per unit
 
     Buffer<uint32_t> codes = make_buffer<uint32_t>(kSpan * kSteps * kPanel);
@@ -160,5 +159,13 @@ private:
         return ((unit - first) * kParts + part) * kPanel + tile * kLanes;
     }
 };
+
+// The unpacked panel of a kind. Only sums of 16 bits depend on its largest code.
+template <typename Kind, IntegerLayout kOf>
+using UnpackedPanelOf =
+    UnpackedPanel<kOf, Kind::kGroup, Kind::kHasMin, ::kHasFactors<Kind> && kDelaysFactors,
+                  kOf == IntegerLayout::kByte && kMultipliesSmallBytes && !kAddsBytes
+                      ? Kind::kMaxCode
+                      : 0>;
 
 }  // namespace

@@ -334,16 +334,35 @@ void multiply_packed(const ResultWriter& results, int64_t column, int64_t left,
     });
 }
 
+// A panel that is unpacked span by span. `unpack` is called with the panel, its columns, and the
+// first and the number of units.
+template <typename Unpacked>
+struct SpanSource {
+    const uint8_t* panel;
+    int64_t columns, span_bytes;
+    void (*unpack)(Unpacked&, const uint8_t*, int64_t, int64_t, int64_t);
+};
+
+template <typename Kind, IntegerLayout kLayout>
+SpanSource<UnpackedPanelOf<Kind, kLayout>> span_source(const uint8_t* panel, int64_t columns) {
+    using Unpacked = UnpackedPanelOf<Kind, kLayout>;
+    using Reader = PackedPanel<Kind, kLayout>;
+    return {panel, columns, Reader{panel, columns}.span_bytes(),
+            [](Unpacked& to, const uint8_t* from, int64_t width, int64_t begin, int64_t units) {
+                to.unpack_span(Reader{from, width}, begin, units);
+            }};
+}
+
 // Rows of x times one panel, unpacked span by span. `totals` holds all rows.
-template <int kBits, typename Reader, typename Unpacked>
+template <int kBits, typename Unpacked>
 void multiply_unpacked(const ResultWriter& results, int64_t column, int64_t left,
-                       const QuantizedRows& rows, const Reader& reader, Unpacked& unpacked,
-                       float* totals, int64_t first, int64_t last) {
+                       const QuantizedRows& rows, const SpanSource<Unpacked>& source,
+                       Unpacked& unpacked, float* totals, int64_t first, int64_t last) {
     // Calls body(totals [R][C], first row, first tile).
     const auto for_blocks = [&](auto body) {
-        if (kWholePanels && reader.columns() < kPanel)  // a single panel is not worth more code
+        if (kWholePanels && source.columns < kPanel)  // a single panel is not worth more code
             for (int64_t row = first; row < last; ++row)
-                for (int64_t tile = 0; tile * kLanes < reader.columns(); ++tile)
+                for (int64_t tile = 0; tile * kLanes < source.columns; ++tile)
                     body(reinterpret_cast<Floats(&)[1][1]>(
                              totals[(row - first) * kPanel + tile * kLanes]),
                          row, tile);
@@ -351,7 +370,7 @@ void multiply_unpacked(const ResultWriter& results, int64_t column, int64_t left
             in_blocks<kUnpackedRows<Unpacked::kLayout>>(first, last, [&](auto count, int64_t row) {
                 constexpr int R = decltype(count)::value;
                 float* own = totals + (row - first) * kPanel;
-                for (int64_t tile = 0; tile * kLanes < reader.columns(); tile += kUnpackedTiles)
+                for (int64_t tile = 0; tile * kLanes < source.columns; tile += kUnpackedTiles)
                     body(reinterpret_cast<Floats(&)[R][kUnpackedTiles]>(own[tile * kLanes * R]),
                          row, tile);
             });
@@ -360,10 +379,11 @@ void multiply_unpacked(const ResultWriter& results, int64_t column, int64_t left
     const int64_t units = rows.layout.width / kUnit,
                   blocks = (last - first) / kUnpackedRows<Unpacked::kLayout> + 1;
     for (int64_t span = 0; span * kSpan < units; ++span) {
-        unpacked.unpack_span(reader, span * kSpan, std::min(kSpan, units - span * kSpan));
+        source.unpack(unpacked, source.panel, source.columns, span * kSpan,
+                      std::min(kSpan, units - span * kSpan));
         // Each block prefetches its share of the next span.
-        const int64_t bytes = reader.span_bytes(), lines = bytes / 64 / kSpan / blocks + 1;
-        const uint8_t* ahead = reader.panel + (span + 1) * bytes;
+        const int64_t bytes = source.span_bytes, lines = bytes / 64 / kSpan / blocks + 1;
+        const uint8_t* ahead = source.panel + (span + 1) * bytes;
         for_blocks([&](auto& sums, int64_t row, int64_t tile) {
             add_span<kBits>(sums, rows, row, unpacked, span, tile, ahead, tile == 0 ? lines : 0);
             if (tile == 0) ahead += lines * kSpan * 64;
@@ -399,9 +419,10 @@ public:
             unpacked_.reset(new Unpacked);
             totals_ = make_buffer<float>(kRowsAtOnce * kPanel);
         }
-        const PackedPanel<Kind, kUnpackedLayout<Kind, kBits>> stored = {panel_start, columns};
+        const auto source =
+            span_source<Kind, kUnpackedLayout<Kind, kBits>>(panel_start, columns);
         for (int64_t at = first; at < last; at += kRowsAtOnce)
-            multiply_unpacked<kBits>(results_, column, left, rows_, stored, *unpacked_,
+            multiply_unpacked<kBits>(results_, column, left, rows_, source, *unpacked_,
                                      totals_.get(), at, std::min(last, at + kRowsAtOnce));
     }
 
@@ -414,7 +435,7 @@ public:
     }
 
 private:
-    using Unpacked = UnpackedPanel<Kind, kUnpackedLayout<Kind, kBits>>;
+    using Unpacked = UnpackedPanelOf<Kind, kUnpackedLayout<Kind, kBits>>;
     const ResultWriter results_;
     const QuantizedRows& rows_;
     const Layout<Kind> at_;
