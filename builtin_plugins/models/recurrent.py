@@ -180,7 +180,7 @@ def xlstm(hf_config: object) -> DecoderSpec:
         max_positions=facts.num_positions(default=8192),  # its config has none; it was trained so
         tied_head=facts.flag("tie_word_embeddings"),
         layers=(layer,) * facts.num_layers(),
-        norm=norm if facts.flag("add_out_norm", True) else None,
+        norm=norm,  # transformers 5.23 has it without `add_out_norm`, too
         logit_softcap=facts.number("output_logit_soft_cap", 30.0),
         names=XLSTM,
     )

@@ -69,6 +69,7 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
             "mamba_d_state": 16,
             "time_step_min": 0.05,
             "chunk_size": 16,
+            "add_out_norm": False,  # its norm is stored and applied anyway
         },
     ),
     "ZambaForCausalLM": (
@@ -103,6 +104,7 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
             "num_hidden_layers": 3,
             "num_heads": 4,
             "chunk_size": 16,
+            "add_out_norm": False,  # its norm is stored and applied anyway
             "autocast_kernel_dtype": "float32",  # bfloat16 by default, in a float32 model too
         },
     ),
@@ -156,6 +158,7 @@ RECURRENT: Final[Mapping[str, Tiny]] = {
             "ssm_state_size": 16,
             "conv_kernel": 4,
             "chunk_size": 16,
+            "add_out_norm": False,  # its norm is stored and applied anyway
             "use_bias": True,
             "mlp_bias": True,
             "n_routed_experts": 8,
