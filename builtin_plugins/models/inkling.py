@@ -11,7 +11,8 @@ from core.model_spec.relative import BlockStreamsSpec, RelativeAttentionSpec
 
 HERE = "builtin_plugins.models.inkling"
 SLIDING: Final = "hybrid_sliding"
-NAMES = WeightNames(embed_norm="model.embed_tokens.embed_norm", expert="")
+MTP = ("model.mtp.*",)
+NAMES = WeightNames(embed_norm="model.embed_tokens.embed_norm", expert="", ignored=MTP)
 PUBLISHED = WeightNames(
     embed="model.llm.embed",
     embed_norm="model.llm.embed_norm",
@@ -25,6 +26,7 @@ PUBLISHED = WeightNames(
     experts_gate_up="mlp.experts.w13_weight",
     experts_down="mlp.experts.w2_weight",
     experts_layout="interleaved_rows",
+    ignored=MTP,
     rename=(
         (r"\.attn\.w([qkvr])_d[uv]\.", r".self_attn.\1_proj."),
         (r"\.attn\.wo_ud\.", ".self_attn.o_proj."),

@@ -34,10 +34,12 @@ class Mtp(ChainSpeculator):
 
     def _build(self, parts: LoadedParts, spec: DecoderSpec) -> Sequence[LayerKV]:
         if spec.mtp is None:
+            lacks = "which has no MTP layer, or lacks num_nextn_predict_layers in config.json"
+            if spec.stream_width != spec.hidden_size:
+                lacks = "whose MTP layers read several residual streams, which is not served"
             raise ConfigError(
                 f"--speculative-config.method 'mtp': got {parts.source.name} "
-                f"({parts.source.architecture}), which has no MTP layer, or lacks "
-                "num_nextn_predict_layers in config.json. Use ngram, suffix or draft_model."
+                f"({parts.source.architecture}), {lacks}. Use ngram, suffix or draft_model."
             )
         self._head = MtpLayer(spec.mtp, self._target, parts.context)
         self._load_weights(self._head.weights, parts.source, spec.mtp.tensors)

@@ -131,3 +131,8 @@ def test_trees_and_use_as_a_draft_model_are_refused(
     drafts = {"method": "draft_model", "model": str(folder), **settings}
     with pytest.raises(ConfigError, match=message):
         open_engine(folder, speculative_config=drafts)
+
+
+def test_drafts_by_its_mtp_layers_are_refused_by_name(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="MTP layers read several residual streams"):
+        open_engine(checkpoint(V4), speculative_config={"method": "mtp"})
