@@ -17,6 +17,7 @@ from builtin_plugins.tokenizers.hf.file_check import MAX_FILE_BYTES, check_token
 from builtin_plugins.tokenizers.hf.library import INTERRUPTS, decode_ids, encode_ids, encode_texts
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings
 from builtin_plugins.tokenizers.hf.split_points import find_split_points
+from builtin_plugins.tokenizers.hf.tekken import TEKKEN, to_tokenizer_json
 from builtin_plugins.tokenizers.token_bytes import TokenSpeller
 from builtin_plugins.weight_loaders.api import open_regular
 from core.api import ModelError
@@ -166,6 +167,8 @@ def _load(path: Path, is_trusted: bool) -> tokenizers.Tokenizer:
         raise ModelError(
             f"{path}: got more than {MAX_FILE_BYTES} bytes; expected fewer. Download it again."
         )
+    if path.name == TEKKEN:
+        content = to_tokenizer_json(path, content)
     if not is_trusted:
         check_tokenizer_file(path, content)
     try:

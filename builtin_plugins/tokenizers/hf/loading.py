@@ -7,12 +7,14 @@ from __future__ import annotations
 import logging
 import os.path
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.model_sources.api import check_cache
 from builtin_plugins.tokenizers.hf.fast import FastTokenizer
 from builtin_plugins.tokenizers.hf.settings import TokenizerSettings, read_settings
+from builtin_plugins.tokenizers.hf.tekken import ROLES, TEKKEN
 from core.api import EngineConfig, ModelError
 from core.api.models import ModelSource
 from core.model_spec.facts import stated_vocabulary
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MARKS = ("*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.spm")
+_MARKS = ("*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.spm", TEKKEN)
 """Patterns of files that indicate a tokenizer."""
 _FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 
@@ -44,6 +46,9 @@ def load_tokenizer(source: ModelSource, config: EngineConfig) -> Tokenizer | Non
         return None
     settings = read_settings(folder, config.model.chat_template)
     path = folder / "tokenizer.json"
+    if not os.path.lexists(path) and (folder / TEKKEN).is_file():
+        path = folder / TEKKEN
+        settings = replace(settings, special_tokens={**ROLES, **settings.special_tokens})
     if os.path.lexists(path):  # anything but a file is an error, no other kind of tokenizer
         tokenizer = FastTokenizer(path, settings, is_trusted=config.model.trust_remote_code)
         _check_size(tokenizer, path, source)
