@@ -106,7 +106,7 @@ class RelativeAttention(nn.Module):
         each = spec.heads // spec.kv_heads
         within = f"{prefix}.self_attn"
         width = spec.kv_heads * spec.head_size
-        self._kv_of = [head // each for head in range(own.start, own.stop)]
+        self._kv_of = torch.arange(own.start, own.stop) // each
         self._expect_projections(hidden, within, context, weights)
         starts = (0, width, 2 * width, 2 * width + hidden, 2 * (width + hidden))
         columns = [slice(a, b) for a, b in pairwise(starts)]
