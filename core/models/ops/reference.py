@@ -216,7 +216,7 @@ def select_tokens(
     own = keys[table.long()].flatten(0, 1).float()
     scores = (weights[..., None] * F.relu(query.float() @ own.T)).sum(1)
     later = torch.arange(len(own), device=scores.device) >= seen[:, None]
-    order = scores.masked_fill(later, float("-inf")).argsort(1, descending=True, stable=True)
+    order = scores.masked_fill(later, float("-inf")).argsort(dim=1, stable=True, descending=True)
     return order[:, :count].sort(1).values.int()
 
 
