@@ -14,6 +14,8 @@ Tensor = torch.Tensor
 
 LANES: Final = 16
 LARGE_PAGE: Final = 2 << 20
+MANY_ROWS: Final = 257
+"""Rows from which heads are multiplied one by one; recorded steps have fewer."""
 PAIRS: Final = (torch.bfloat16,)
 """Dtypes with two neighbours of a row per unit."""
 
@@ -127,10 +129,26 @@ class PackedOps:
         counts = torch.bincount(choices.flatten(), minlength=len(weights))
         return self._by_counts(x, weights, rows, counts)
 
-    def batched(self, x: Tensor, weights: Tensor, rows: int) -> Tensor:
-        """Return x [groups, n, width] times each group's weight, [groups, n, rows]."""
-        counts = torch.full((len(weights),), x.shape[1], dtype=torch.int64)
-        return self._by_counts(x.flatten(0, 1), weights, rows, counts).view(*x.shape[:2], rows)
+    def per_head(self, x: Tensor, weights: Tensor, rows: int) -> Tensor:
+        """Return x [n, heads, width] times each head's weight, [n, heads, rows].
+
+        One call for all heads copies its inputs; for many rows, a call per head reads and writes
+        them where they are. The bits are equal.
+        """
+        n, heads, width = x.shape
+        is_readable = x.stride(2) == 1 and width == padded(width, x.dtype)
+        if n < MANY_ROWS or not is_readable:
+            counts = torch.full((heads,), n, dtype=torch.int64)
+            by_head = self._by_counts(x.transpose(0, 1).flatten(0, 1), weights, rows, counts)
+            return by_head.view(heads, n, rows).transpose(0, 1)
+        out = x.new_empty(n, heads, rows)
+        for own, weight, result in zip(x.unbind(1), weights, out.unbind(1), strict=True):
+            _readable(own, weight)
+            self._linear(
+                result.data_ptr(), own.data_ptr(), weight.data_ptr(), None,
+                n, rows, width, own.stride(0), out.stride(0), DTYPES[weight.dtype],
+            )  # fmt: skip
+        return out
 
     def _by_counts(self, x: Tensor, weights: Tensor, rows: int, counts: Tensor) -> Tensor:
         """Return the product of `counts[i]` consecutive rows of x with the i-th weight."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from core_kernels.library import load_library
-from core_kernels.packed import PackedOps
+from core_kernels.packed import MANY_ROWS, PackedOps
 
 LIBRARY = load_library()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -121,18 +121,21 @@ def test_grouped_gemm_uses_each_groups_weight(ops: PackedOps, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_batched_products_equal_those_of_single_rows(ops: PackedOps, dtype: torch.dtype) -> None:
-    weights = torch.randn(3, 50, 23).to(dtype)
-    own = ops.empty(50, 23, dtype, 3)
+@pytest.mark.parametrize("width", [23, 24])
+def test_products_per_head_equal_those_of_single_rows(
+    ops: PackedOps, dtype: torch.dtype, width: int
+) -> None:
+    weights = torch.randn(3, 50, width).to(dtype)
+    own = ops.empty(50, width, dtype, 3)
     for index, weight in enumerate(weights):
         ops.pack(own[index], 50, 0, weight)
-    for count in COUNTS:
-        x = torch.randn(count, 3, 23).to(dtype).transpose(0, 1)
-        found = ops.batched(x, own, 50)
-        assert found.shape == (3, count, 50)
-        for group, weight in enumerate(own):
-            alone = [ops.linear(row[None], weight, 50) for row in x[group]]
-            assert torch.equal(found[group], torch.cat([found[group, :0], *alone]))
+    for count in (*COUNTS, MANY_ROWS):
+        x = torch.randn(count, 3, width + 8).to(dtype)[..., :width]
+        found = ops.per_head(x, own, 50)
+        assert found.shape == (count, 3, 50)
+        for head, weight in enumerate(own):
+            alone = [ops.linear(row[None], weight, 50) for row in x[:, head]]
+            assert torch.equal(found[:, head], torch.cat([found[:0, head], *alone]))
 
 
 def test_mismatched_shapes_are_rejected(ops: PackedOps) -> None:

@@ -33,5 +33,4 @@ class PackedPerHead:
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x [n, heads, width] times each head's matrix."""
-        weight = layer.get_parameter("weight")
-        return self._ops.batched(x.transpose(0, 1), weight, self._rows).transpose(0, 1)
+        return self._ops.per_head(x, layer.get_parameter("weight"), self._rows)
