@@ -17,7 +17,6 @@ from core.models.layers.compressor import Compressor
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
-from core.models.ops.selection import top_positions
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -229,6 +228,7 @@ class CompressedKeys(nn.Module):
         self.spec = spec
         self._rotary = rotary
         self._rotate = context.ops.rotary
+        self._select_tokens = context.ops.select_tokens
         selector = spec.selector
         self.keys = Compressor(
             (hidden, spec.head_size),
@@ -316,16 +316,18 @@ class CompressedKeys(nn.Module):
         assert self.cache is not None
         spec = self.spec
         complete = (positions + 1) // spec.rate
-        rows = plan.read(self.cache, sequence, 0, count).float()
-        keys = rows[:, : spec.head_size]
-        unseen = torch.arange(count, device=keys.device) >= complete[:, None]
         if spec.selector is None or selecting is None or count <= spec.selector.top_k:
-            return keys, unseen
-        query, head_weights = selecting
-        scores = (query.float() @ rows[:, spec.head_size :].T).relu_()
-        scores = torch.bmm(head_weights[:, None], scores)[:, 0].masked_fill_(unseen, float("-inf"))
-        chosen = top_positions(scores, spec.selector.top_k).long()
-        return keys[chosen], chosen >= complete[:, None]
+            rows = plan.read(self.cache, sequence, 0, count)
+            unseen = torch.arange(count, device=rows.device) >= complete[:, None]
+            return rows[:, : spec.head_size].float(), unseen
+        table = plan.table(sequence, count)
+        index_keys = self.cache[..., spec.head_size :]
+        chosen = self._select_tokens(
+            *selecting, index_keys, table, complete, spec.selector.top_k
+        ).long()
+        owners = torch.full_like(positions, sequence)
+        rows = plan.gather(self.cache, owners, chosen)
+        return rows[..., : spec.head_size].float(), chosen >= complete[:, None]
 
 
 class Selector(nn.Module):

@@ -63,6 +63,10 @@ class RowsPlan:
         slots = self._inputs.slots[self.tokens] // self.rate
         cache.flatten(0, 1)[slots] = rows.to(cache.dtype)
 
+    def table(self, sequence: int, count: int) -> torch.Tensor:
+        """Return the block table of a sequence's first `count` rows."""
+        return self._inputs.block_table[sequence, : -(-count // self._rows_per_block)]
+
     def gather(
         self, cache: torch.Tensor, owners: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
