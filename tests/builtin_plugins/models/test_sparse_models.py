@@ -29,6 +29,8 @@ V32 = "DeepseekV32ForCausalLM"
 GLM = "GlmMoeDsaForCausalLM"
 HUNYUAN = "HYV4ForCausalLM"
 V4 = "DeepseekV4ForCausalLM"
+AXK2 = "AXK2ForCausalLM"
+DOTS = "Dots3NoteForCausalLM"
 TOP_K = 20
 """`index_topk` of the tiny checkpoints; V4's is a number of compressed keys."""
 LENGTHS = (60, 91, 75, 19, 3)
@@ -71,7 +73,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "reference attention": {"attention_backend": "reference"},
 }
 ALWAYS = ("batched", "a budget of 16 tokens", "preemption", "drafts at depth 2")
-FAST = {V32: tuple(WAYS), GLM: ALWAYS, HUNYUAN: ("preemption",), V4: (*ALWAYS[1:], "2 ranks")}
+FAST: dict[str, tuple[str, ...]] = {
+    V32: tuple(WAYS),
+    GLM: ALWAYS,
+    HUNYUAN: ("preemption",),
+    V4: (*ALWAYS[1:], "2 ranks"),
+    AXK2: (),
+    DOTS: (),
+}
 """Ways that run in every run, by architecture."""
 
 
