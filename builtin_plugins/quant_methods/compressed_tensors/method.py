@@ -11,6 +11,8 @@ from builtin_plugins.quant_methods.common.ints import IntsFormat, PackedIntsForm
 from builtin_plugins.quant_methods.common.kv_cache import kv_cache_dtype_of
 from builtin_plugins.quant_methods.common.module_names import NameList
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape, is_block_shape
+from builtin_plugins.quant_methods.compressed_tensors.sparse import FORMATS as SPARSE_FORMATS
+from builtin_plugins.quant_methods.compressed_tensors.sparse import MASK, SparseFormat
 from builtin_plugins.quant_methods.stored.activations import ActivationScheme, warn_unsupported
 from builtin_plugins.quant_methods.stored.config_fields import read_names, read_object, read_objects
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
@@ -44,12 +46,14 @@ class CompressedTensors(ExcludeListMethod):
 
     def __init__(self, config: Any = None, engine: EngineConfig | None = None) -> None:
         super().__init__(config, NameList(read_names(config or {}, "ignore")), engine)
-        sparsity = read_object(config, "sparsity_config")
-        if sparsity.get("format", "dense") != "dense":
+        sparsity = read_object(config, "sparsity_config").get("format", "dense")
+        if sparsity not in ("dense", *SPARSE_FORMATS):
             raise ModelError(
-                f"quantization_config: sparsity_config.format: got {sparsity['format']!r:.80}; "
-                "expected dense weights. Write the checkpoint again without sparsity."
+                f"quantization_config: sparsity_config.format: got {sparsity!r:.80}; expected "
+                f"dense weights or {' or '.join(SPARSE_FORMATS)}. Write the checkpoint again in "
+                "one of these."
             )
+        self._is_sparse = sparsity != "dense"
         transforms = read_object(read_object(config, "transform_config"), "config_groups")
         if transforms:
             raise ModelError(
@@ -64,6 +68,12 @@ class CompressedTensors(ExcludeListMethod):
                 optional = ACTIVATION_TENSORS + ("" if self._kv_dtype else f" {OUTPUT_SCALE}")
                 stored = scheme(group, str(config.get("format")), optional)
             self._groups.append((NameList(read_names(group, "targets")), stored))
+
+    def choose_format(self, prefix: str) -> StoredFormat | None:
+        """Return the format, of a sparse weight if the checkpoint has a mask of it."""
+        stored = super().choose_format(prefix)
+        has_mask = self._is_sparse and f"{prefix}.{MASK}" in self._checkpoint_dtypes
+        return SparseFormat(stored) if has_mask else stored
 
     def stored(self, prefix: str) -> StoredFormat | None:
         """Return the format of the group that names the layer or its type."""

@@ -148,8 +148,8 @@ def test_static_activation_scales_are_not_used_by_default(tmp_path: Path) -> Non
             "got weights of 4 bits, type 'int', format 'marlin-24'; expected",
         ),
         (
-            {"sparsity_config": {"format": "sparse-24-bitmask"}},
-            "sparsity_config.format: got 'sparse-24-bitmask'",
+            {"sparsity_config": {"format": "marlin-24"}},
+            "sparsity_config.format: got 'marlin-24'; expected dense weights or sparse-24-bitmask",
         ),
         (
             {"transform_config": {"config_groups": {"u": {}}}},
