@@ -12,7 +12,6 @@ JOBS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 3 / 2 )))
 MODEL ?=
 PORT ?= 8000
 SERVED = $(or $(MODEL),demo)
-DEMO_FLAGS = $(if $(MODEL),,--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser think)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -90,7 +89,7 @@ $(STAMPS)/ray: $(STAMPS)/tools requirements-ray.txt
 .PHONY: serve
 serve: setup ## HTTP server on 127.0.0.1:8000 with the demo model
 	@scripts/curl-line $(PORT) $(SERVED)
-	@$(CACHE_BYTE_CODE) $(BIN)/engine serve $(or $(MODEL),demo:vision) --served-model-name $(SERVED) --port $(PORT) $(DEMO_FLAGS)
+	@$(CACHE_BYTE_CODE) $(BIN)/engine serve $(or $(MODEL),demo:vision) --port $(PORT)
 
 # --- judge -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from builtin_plugins.commands.serve.model_defaults import with_model_defaults
 from builtin_plugins.commands.serve.models.settings import read_models
 from builtin_plugins.commands.serve.parent import Parent, can_supervise
 from builtin_plugins.commands.serve.parent_handle import ParentHandle
@@ -46,9 +47,9 @@ class Serve:
     def run(self, context: CommandContext) -> int:
         """Serve until the server stops; returns in the parent and in each API process."""
         reopen_standard_streams()
-        config = context.config
         registry = context.registry
         pool = read_models(context)
+        config = context.config if pool else with_model_defaults(context)
         if pool is not None and num_nodes(config) > 1:
             raise ConfigError(
                 f"--nnodes: got {num_nodes(config)}; expected 1 with several models. Remove one of "

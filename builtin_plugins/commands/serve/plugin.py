@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from core.api import EngineConfig, Entry, Option, Range, hookimpl
 from core.api.config import Size
@@ -14,6 +14,13 @@ def engine_commands() -> list[Entry]:
     return [
         Entry("serve", "builtin_plugins.commands.serve.command:Serve", "serve a model over HTTP")
     ]
+
+
+@hookimpl
+def engine_add_hooks() -> list[Any]:
+    from builtin_plugins.commands.serve import hookspecs  # lazy: called once
+
+    return [hookspecs]
 
 
 @hookimpl(optionalhook=True)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from core.api import EngineConfig, Entry, hookimpl
 from core.api.models import ModelSource
@@ -17,6 +18,12 @@ VISION: Final = Path(__file__).parent / "vision"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 VISION_NAME: Final = "demo:vision"
 ARCHITECTURE: Final = "DemoVisionForConditionalGeneration"
+SERVED_NAME: Final = "demo"
+PARSERS: Final = {
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "think",
+}
 
 
 @hookimpl(tryfirst=True)
@@ -28,6 +35,13 @@ def engine_find_model(model: str, config: EngineConfig) -> ModelSource | str | N
         source = describe(model, VISION, config, origin="checkpoint")
         return replace(source, weight_loader="demo_vision")
     return str(FOLDER) if model in ("default", "demo:") else None
+
+
+@hookimpl(optionalhook=True)
+def engine_serve_defaults(model: str) -> Mapping[str, Any] | None:
+    if model not in ("default", "demo:", VISION_NAME):
+        return None
+    return {"served_model_name": [SERVED_NAME, model], **PARSERS}
 
 
 @hookimpl

@@ -59,24 +59,12 @@ def as_in_readme(message: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    flags = re.search(r"^DEMO_FLAGS = .*,,(.*)\)$", makefile, re.MULTILINE)
-    command = re.search(r"engine serve \$\(or \$\(MODEL\),(\S+)\)", makefile)
-    assert flags is not None
+    command = re.search(
+        r"engine serve \$\(or \$\(MODEL\),(\S+)\) --port \$\(PORT\)$", makefile, re.MULTILINE
+    )
     assert command is not None
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            COMMAND,
-            "serve",
-            command[1],
-            "--served-model-name",
-            "demo",
-            "--port",
-            "0",
-            *flags[1].split(),
-        ],
+        [sys.executable, "-P", "-c", COMMAND, "serve", command[1], "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -97,3 +85,12 @@ def test_curl_lines_get_the_readme_answers(url):
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
         assert response.status_code == 200, response.text
         assert as_in_readme(response.json()["choices"][0]["message"]) == answers[question_of(body)]
+
+
+def test_demo_answers_to_every_name_that_it_lists(url):
+    listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+    assert listed[0] == "demo"
+    for name in [*listed, "demo:vision"]:
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        assert response.json()["model"] == name
