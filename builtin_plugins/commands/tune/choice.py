@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from core import MemoryPlan
     from core.api.plugins import LoadedRegistry
 
+log = logging.getLogger(__name__)
 ROUNDED: Final = ("int8", "int4")
 """Values of `--quantization` that are tried, in the order of exactness."""
 MIN_CONTEXT: Final = 4096
@@ -58,18 +61,37 @@ def candidates(config: EngineConfig, registry: LoadedRegistry) -> Iterator[Candi
     """
     chosen = config.model.quantization
     is_chosen = config.model.max_model_len not in (None, -1)
-    first = _candidate(chosen, make_plan(config, registry), is_chosen=is_chosen)
+    first = _candidate(chosen, _plan(config, registry), is_chosen=is_chosen)
     yield first
     if chosen or (first.plan is not None and first.plan.source.quantization):
         return
     for quantization in ROUNDED:
         changed = replace(config, model=replace(config.model, quantization=quantization))
         try:
-            plan = make_plan(changed, registry)
+            plan = _plan(changed, registry)
         except (ConfigError, ModelError) as error:
             yield Candidate(quantization, None, str(error))
         else:
             yield _candidate(quantization, plan, is_chosen=is_chosen)
+
+
+def _plan(config: EngineConfig, registry: LoadedRegistry) -> MemoryPlan:
+    """Return the memory plan, with one line of progress instead of the engine's own."""
+    log.info("planning with weights %s", config.model.quantization or "as stored")
+    with _warnings_only(logging.getLogger("core")):
+        return make_plan(config, registry)
+
+
+@contextmanager
+def _warnings_only(logger: logging.Logger) -> Iterator[None]:
+    """Log nothing below a warning, unless everything is logged (`--log-level debug`)."""
+    level = logger.level
+    if level == logging.INFO:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _candidate(quantization: str | None, plan: MemoryPlan, *, is_chosen: bool) -> Candidate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from core.api import EngineConfig
 
+log = logging.getLogger(__name__)
 MAX_COUNTS: Final = 4
 """Maximum number of thread counts that are measured."""
 EQUAL_SHARE: Final = 0.97
@@ -73,4 +75,8 @@ def measure(library: Library, threads: int, kinds: Sequence[str]) -> dict[str, S
 
     library.core_kernels_threads(threads)
     measure_speed: Callable[[Library, str], Speed] = speed.measure_speed
-    return {kind: measure_speed(library, kind) for kind in kinds}
+    speeds = {}
+    for kind in kinds:
+        log.info("measuring %s with threads: %d", kind, threads)
+        speeds[kind] = measure_speed(library, kind)
+    return speeds

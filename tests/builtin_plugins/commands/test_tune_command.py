@@ -70,6 +70,23 @@ def test_written_file_is_a_configuration(tune: Tune, capsys: pytest.CaptureFixtu
 
 
 @needs_library
+def test_each_plan_and_measurement_logs_one_line(
+    tune: Tune, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune("--num-threads", "2")
+    assert capsys.readouterr().err == ""
+    main(["tune", "model", "--dtype", "bfloat16", "--num-threads", "2", "--force"])
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "planning with weights as stored",
+        "planning with weights int8",
+        "planning with weights int4",
+        "measuring bfloat16 with threads: 2",
+        *(f"measuring {kind} with threads: 2" for kind in ("int4", "int8")),
+    ]
+
+
+@needs_library
 def test_slow_machine_gets_smaller_weights(tune: Tune) -> None:
     printed = tune("--tokens-per-second", "1e12")
     assert "int8: " in printed
