@@ -134,9 +134,7 @@ def _find_broken() -> str:
 
 
 def is_absent(ref: PluginRef) -> bool:
-    """Return whether the files of a builtin are missing from this
-    installation.
-    """
+    """Return whether the files of a builtin are missing from this installation."""
     return ref.builtin and module_file(ref.target) is None
 
 

@@ -149,8 +149,11 @@ class _Planner:
 
     def _named(self, selector: Selector) -> list[PluginRef]:
         """Return the plugin, or the plugins of one name, that the user named."""
+        installed = (ref for refs in self._known.values() for ref in refs)
         refs = [
-            msgspec.structs.replace(ref, named=True) for ref in self._known.get(selector.name, ())
+            msgspec.structs.replace(ref, named=True)
+            for ref in installed
+            if selector.name in (ref.name, ref.target)
         ]
         if not refs and (looks_like_file(selector.name) or "." in selector.name):
             ref = local_plugin(selector.name)
@@ -198,9 +201,7 @@ def _only(refs: list[PluginRef]) -> PluginRef:
 
 
 def _identity(ref: PluginRef) -> Mapping[str, str | bool]:
-    """Return what two processes or machines must agree on to run the same
-    plugin.
-    """
+    """Return what two processes or machines must agree on to run the same plugin."""
     return {
         "distribution": ref.distribution,
         "version": ref.version,

@@ -131,6 +131,12 @@ def test_local_file_and_module_need_no_packaging(
     ]
 
 
+def test_module_of_an_installed_plugin_names_it() -> None:
+    assert third("+engine_acme") == ["acme", "other"]
+    assert third("engine_acme") == ["acme"]
+    assert third("+engine_shy") == ["acme", "other", "shy"]
+
+
 def test_missing_local_file_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"--plugins ./nowhere.py: there is no such file"):
         make_plan(["./nowhere.py"])
