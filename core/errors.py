@@ -10,7 +10,7 @@ from typing import Final
 _NEAR: Final = 0.7
 """Minimum similarity of a misspelt name to the suggested one."""
 _FAMILY_END: Final = re.compile(r"(?<=[a-z0-9A-Z])(?=For[A-Z])")
-_SWITCH_START: Final = re.compile(r"^--(?:no-)?(?:enable|disable)-")
+_SWITCH_START: Final = re.compile(r"^--(?:no-)?(?:(?:enable|disable)-)?")
 
 
 class EngineError(Exception):

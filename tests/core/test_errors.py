@@ -44,6 +44,8 @@ def test_common_start_alone_gives_no_suggestion() -> None:
         did_you_mean("--enable-prefix-cahing", known) == "; did you mean '--enable-prefix-caching'?"
     )
     assert did_you_mean("--disable-log-stat", known) == "; did you mean '--disable-log-stats'?"
+    assert did_you_mean("--url", ["--journal"]) == ""  # dashes are no similarity
+    assert did_you_mean("--journl", ["--journal"]) == "; did you mean '--journal'?"
 
 
 def test_common_suffix_alone_gives_no_suggestion() -> None:
