@@ -65,7 +65,7 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
     is_folder = os.path.isdir(folder)  # Path.is_dir raises where a name is too long for one
     if folder.suffix.lower() in _ONE_FILE and not is_folder:
         advice = (
-            "Install the plugin engine-gguf, which reads it, or give"
+            "Install the plugin engine-gguf (plugins/engine-gguf of the sources), or give"
             if folder.suffix.lower() == ".gguf"
             else "Give"
         )

@@ -83,10 +83,19 @@ def test_flags_are_those_of_the_engine() -> None:
         flag
         for name in ("Dockerfile", "engine.service", "kubernetes.yaml", "compose.yaml")
         for line in (FOLDER / name).read_text().splitlines()
-        if re.search(r"engine serve|^CMD|command:|- --", line) and not line.startswith("#")
+        if re.search(r"engine serve|^ENTRYPOINT|command:|- --", line) and not line.startswith("#")
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", line)
     }
     assert {"--shutdown-timeout", "--log-format"} <= used <= known
+
+
+def test_arguments_of_a_container_keep_the_host() -> None:
+    image = (FOLDER / "Dockerfile").read_text()
+    entry = re.search(r"^ENTRYPOINT (.+)$", image, re.MULTILINE)
+    assert entry is not None
+    flags = ["--host", "0.0.0.0", "--port", "8000"]
+    assert json.loads(entry[1]) == ["engine", "serve", *flags]
+    assert not re.search("^CMD", image, re.MULTILINE)
 
 
 def test_probes_request_paths_that_need_no_key() -> None:
