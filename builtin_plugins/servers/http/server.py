@@ -145,6 +145,8 @@ class HttpServer:
         hide_ids = partial(_hide_ids, self.app.template_of)
         access.addFilter(is_logged)
         access.addFilter(hide_ids)
+        events = logging.getLogger("uvicorn.error")
+        events.addFilter(_name_uvicorn)
         before_s = sys.getswitchinterval()
         before = gc.get_threshold()
         sys.setswitchinterval(SWITCH_S)
@@ -156,6 +158,7 @@ class HttpServer:
             gc.set_threshold(*before)
             access.removeFilter(is_logged)
             access.removeFilter(hide_ids)
+            events.removeFilter(_name_uvicorn)
             close(listener, self._options)
         return 0 if server.started and not server.engine_died else 1
 
@@ -377,6 +380,12 @@ def trim_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc
         trim(0)
+
+
+def _name_uvicorn(record: logging.LogRecord) -> bool:
+    """Name uvicorn's lines after it: its logger of every event is called `uvicorn.error`."""
+    record.name = "uvicorn"
+    return True
 
 
 def _log_config(path: str | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builtin_plugins.servers.http.server import HttpServer, _is_logged
+from builtin_plugins.servers.http.server import HttpServer, _is_logged, _name_uvicorn
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.testing.echo_engine import EchoEngine
@@ -36,6 +36,14 @@ def test_uvicorn_log_level_is_the_level_of_its_loggers() -> None:
     for level in ("info", "error"):
         uvicorn_config(uvicorn_log_level=level)
         assert logging.getLogger("uvicorn.error").level == getattr(logging, level.upper())
+
+
+def test_events_are_not_logged_as_errors(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(_name_uvicorn)
+    logger.warning("Started server process")
+    logger.removeFilter(_name_uvicorn)
+    assert [record.name for record in caplog.records] == ["uvicorn"]
 
 
 def test_log_config_file_configures_the_loggers(tmp_path: Path) -> None:
