@@ -129,7 +129,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         default="openai",
         help="completions or chat (default: openai)",
     )
-    add("--base-url", metavar="URL", help="address without path, such as http://127.0.0.1:8000")
+    address = "address without path, such as http://127.0.0.1:8000"
+    add("--base-url", "--url", metavar="URL", help=address)
     add("--host", default="127.0.0.1", help="without --base-url (default: 127.0.0.1)")
     add("--port", type=int, default=8000, metavar="N", help="with --host (default: 8000)")
     add("--endpoint", metavar="PATH", help="default: /v1/completions or /v1/chat/completions")

@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 class Serve:
     """Serves models; host, port and others are options of the server plugin."""
 
-    help = "Serve a model, or several on one port, over HTTP."
+    help = (
+        "Serve a model, or several on one port, over HTTP. Example: `engine serve Qwen/Qwen3-0.6B "
+        "--port 8000`. `engine serve --help=TEXT` lists only the flags with a text."
+    )
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -157,6 +157,7 @@ def test_unreachable_server(capsys: Printed) -> None:
     [
         (["--request-rate", "0"], "--request-rate 0 is invalid"),
         (["--base-url", "ftp://x"], "--base-url 'ftp://x' is invalid"),
+        (["--url", "ftp://x"], "--base-url 'ftp://x' is invalid"),
         (["--goodput", "ttft"], "give METRIC:MILLISECONDS"),
         (["--goodput", "speed:3"], "unknown metric 'speed'"),
         (["--percentile-metrics", "ttft,speed"], "unknown metric 'speed'"),
