@@ -326,6 +326,58 @@ def test_stopped_answer_keeps_its_text_and_speed(page: Page) -> None:
     page.until("document.querySelector('#running').textContent == '0'")
 
 
+def test_cut_answer_is_continued(page: Page) -> None:
+    page.write("[name=max_tokens]", "6")
+    assert "cut at max tokens" in ask(page, "long")
+    before = page.value(f"{LAST}.querySelector('.markdown').textContent").strip()
+    page.write("[name=max_tokens]", "")
+    page.value(RECORD)
+    page.click("[aria-label='Continue this answer']")
+    page.until(f"{ENDED} == 1")
+    after = page.value(f"{LAST}.querySelector('.markdown').textContent")
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    assert page.value(COUNT) == 2
+    (body,) = page.value("window.sent")
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert body["messages"][-1] == {"role": "assistant", "content": before}
+    assert page.value("document.querySelector(\"[aria-label='Continue this answer']\")") is None
+
+
+def test_edited_answer_is_a_branch(page: Page) -> None:
+    ask(page, "hello")
+    page.value(RECORD)
+    page.click("[aria-label='Edit this answer']")
+    page.write(".edit textarea", "a better answer")
+    page.press("Enter", 13)
+    page.until("document.querySelector('.assistant .branch')?.textContent == '2 / 2'")
+    assert page.value(f"{LAST}.querySelector('.markdown').textContent").strip() == "a better answer"
+    assert page.value("window.sent") == []
+    ask(page, "more")
+    assert page.value("window.sent[0].messages[1].content") == "a better answer"
+
+
+def test_speed_is_displayed_while_an_answer_grows(page: Page) -> None:
+    page.write("#prompt", "long")
+    page.press("Enter", 13)
+    page.until(
+        "/\\d+ tokens · \\d+\\/s/.test(document.querySelector("
+        "'.assistant[aria-busy] footer')?.textContent)"
+    )
+    page.press("Escape", 27)
+    page.until(f"{ENDED} == 1")
+
+
+def test_button_leads_to_the_end(page: Page) -> None:
+    for _ in range(2):
+        ask(page, "markdown")
+    assert page.value("document.querySelector('#to-end').hidden")
+    page.value("document.querySelector('#log').scrollTop = 0; 0")
+    page.until("!document.querySelector('#to-end').hidden")
+    page.click("#to-end")
+    page.until("document.querySelector('#to-end').hidden")
+
+
 def test_answer_cut_within_its_thoughts_keeps_the_question(page: Page) -> None:
     page.write("[name=max_tokens]", "30")
     assert "cut at max tokens" in ask(page, "endless thought")
@@ -529,6 +581,41 @@ def test_deleted_conversation_can_be_restored(page: Page) -> None:
     assert len(stored(page)) == 1
 
 
+def test_all_conversations_are_deleted_and_restored(page: Page) -> None:
+    for text in ("one", "two"):
+        page.click("#new")
+        ask(page, text)
+    page.click("#delete-all")
+    page.until("!document.querySelector('#conversations li')")
+    assert stored(page) == []
+    page.click("#undo-button")
+    page.until("document.querySelectorAll('#conversations li').length == 2")
+    assert len(stored(page)) == 2
+
+
+def test_pinned_conversation_is_first(page: Page) -> None:
+    for text in ("one", "two"):
+        page.click("#new")
+        ask(page, text)
+        if text == "one":
+            page.click("#conversations [aria-label='Pin one']")
+    titles = "[...document.querySelectorAll('#conversations .open')].map(e => e.textContent)"
+    assert page.value(titles) == ["one", "two"]
+    load(page)
+    assert page.value(titles) == ["one", "two"]
+
+
+def test_conversation_is_exported_as_markdown(page: Page) -> None:
+    ask(page, "hello")
+    page.value(
+        "URL.createObjectURL = (blob) => { blob.text().then(text => window.file = text);"
+        " return '#' }; HTMLAnchorElement.prototype.click = () => {}; 0"
+    )
+    page.click("#conversations [aria-label='Export hello as Markdown']")
+    page.until("window.file")
+    assert page.value("window.file") == "# hello\n\n## You\n\nhello\n\n## Answer\n\nhello\n"
+
+
 def test_exported_conversations_are_imported(page: Page, tmp_path: Path) -> None:
     ask(page, "keep me")
     page.value(
@@ -665,6 +752,18 @@ def test_pictures_are_parts_of_messages_to_models_that_take_them(page: Page, kin
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVA="}},
         {"type": "text", "text": "What is this?"},
     ]
+
+
+def test_long_pasted_text_becomes_a_file(page: Page) -> None:
+    paste = (
+        "(() => {{ const data = new DataTransfer(); data.setData('text/plain', 'word '.repeat({}));"
+        "const event = new ClipboardEvent('paste', {{ clipboardData: data, bubbles: true,"
+        "cancelable: true }}); return document.querySelector('#prompt').dispatchEvent(event); }})()"
+    )
+    assert page.value(paste.format(100)) is True  # the browser inserts it
+    assert page.value("document.querySelectorAll('#files .file').length") == 0
+    assert page.value(paste.format(1000)) is False
+    page.until("document.querySelector('#files .file')?.textContent.includes('pasted.txt')")
 
 
 def test_attached_file_can_be_removed(page: Page, tmp_path: Path) -> None:
@@ -825,6 +924,16 @@ def test_keys_start_and_find_things(page: Page) -> None:
     page.press("/", 191)
     assert page.value("document.activeElement.id") == "prompt"
     assert page.value("document.querySelector('#prompt').value") == ""
+    page.press("k", 75, modifiers=2)
+    assert page.value("document.activeElement.id") == "search"
+
+
+def test_question_of_the_address_is_not_sent_by_itself(page: Page) -> None:
+    page.value("history.replaceState(0, '', '?q=two%20words'); 0")
+    load(page)
+    page.value("history.replaceState(0, '', location.pathname); 0")
+    assert page.value("document.querySelector('#prompt').value") == "two words"
+    assert page.value(COUNT) == 0
 
 
 def violations(page: Page) -> list[str]:

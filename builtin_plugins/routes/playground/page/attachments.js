@@ -1,8 +1,10 @@
-// Files of the next message: pictures and texts, chosen, pasted or dropped. They stay in the browser.
+// Files of the next message: pictures and texts, chosen, pasted or dropped. They stay in the
+// browser.
 
 import { $, announce, make } from "./dom.js";
 
 const MAX_TEXT_BYTES = 1 << 20;
+const MAX_PASTED = 4000; // characters; a longer text that is pasted becomes a file
 let files = [];
 let takesImages = false;
 let onProblem = () => {};
@@ -87,8 +89,16 @@ export async function addFiles(given) {
   if (files.length) announce(`${files.length} files are attached.`);
 }
 
+/** Returns a file with a long text that is pasted into the message. */
+function longText(event, transfer) {
+  if (event.type !== "paste" || event.target !== $("prompt")) return [];
+  const text = transfer?.getData("text/plain") ?? "";
+  return text.length > MAX_PASTED ? [new File([text], "pasted.txt", { type: "text/plain" })] : [];
+}
+
 function addFrom(event, transfer) {
-  const given = transfer?.files ?? [];
+  const given = [...(transfer?.files ?? [])];
+  if (!given.length) given.push(...longText(event, transfer));
   if (!given.length) return;
   event.preventDefault(); // the browser would open the file
   addFiles(given);

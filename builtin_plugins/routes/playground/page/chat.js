@@ -39,6 +39,14 @@ const actions = {
   },
   edit: async (node, text) => {
     if (controller) return;
+    if (node.role === "assistant") {
+      const { reasoning, calls, model } = node;
+      const fields = { role: "assistant", text, reasoning, calls, model, footer: "edited" };
+      addNode(conversation, parentOf(conversation, node), fields);
+      await save(conversation);
+      render();
+      return;
+    }
     const next = addNode(conversation, parentOf(conversation, node), {
       role: "user",
       text,
@@ -49,6 +57,9 @@ const actions = {
   },
   regenerate: async (node) => {
     if (!controller) await generate(parentOf(conversation, node));
+  },
+  resume: async (node) => {
+    if (!controller) await generate(parentOf(conversation, node), node);
   },
 };
 
@@ -85,31 +96,35 @@ function render(count = MAX_DISPLAYED) {
 
 // --- Answers
 
-async function generate(parent) {
+/** Generates an answer to a message, or the rest of an answer that was cut. */
+async function generate(parent, cut = null) {
   clearErrors();
   let fields;
   try {
     fields = requestFields();
   } catch (error) {
-    showError(error, parent);
+    showError(error, parent, cut);
     return;
   }
   const { system } = values();
   conversation.settings = values();
   const owner = conversation; // another one may be opened meanwhile
   const model = $("model").value;
-  const node = addNode(owner, parent, { role: "assistant", reasoning: "", calls: [], model });
+  const node =
+    cut ?? addNode(owner, parent, { role: "assistant", reasoning: "", calls: [], model });
+  const noteBefore = node.note;
   const displayed = new Set(pathOf(owner).map(({ id }) => `message-${id}`));
   for (const element of log.querySelectorAll("article"))
-    if (!displayed.has(element.id)) element.remove();
+    if (!displayed.has(element.id) || element.id === `message-${cut?.id}`) element.remove();
   const view = new AnswerView(node, actions).start();
   $("empty").hidden = true;
   log.append(view.article);
   log.scrollTop = log.scrollHeight;
-  if (document.activeElement === document.body) send.focus(); // the button that was pressed has gone
+  // the button that was pressed has gone
+  if (document.activeElement === document.body) send.focus();
   controller = new AbortController();
   setBusy(true);
-  const messages = messagesOf(owner, parent, system);
+  const messages = messagesOf(owner, cut ?? parent, system);
   const stream = new Stream(node, view);
   let failure = null;
   try {
@@ -119,6 +134,7 @@ async function generate(parent) {
       stream: true,
       stream_options: { include_usage: true },
       ...fields,
+      ...(cut ? { continue_final_message: true, add_generation_prompt: false } : {}),
     };
     const response = await request("v1/chat/completions", { body, signal: controller.signal });
     for await (const event of readEvents(response)) stream.add(event);
@@ -139,14 +155,15 @@ async function generate(parent) {
   };
   if (node.answerId) recordTrace(node, recorded);
   const isEmpty = !stream.firstMs;
-  if (isEmpty) removeNode(owner, node);
+  if (isEmpty && cut) node.note = noteBefore;
+  else if (isEmpty) removeNode(owner, node);
   await save(owner);
   if (owner !== conversation) return;
   const isAtEnd = atEnd(log);
   if (isEmpty) render();
   else view.finish();
   if (isAtEnd) log.scrollTop = log.scrollHeight;
-  if (failure) showError(failure, parent);
+  if (failure) showError(failure, parent, cut);
   updatePlaceholder();
 }
 
@@ -158,6 +175,7 @@ class Stream {
     this.tokens = [];
     this.numEvents = 0;
     this.startedMs = performance.now();
+    node.answerId = undefined; // a continued answer has that of its last request
   }
 
   add(event) {
@@ -197,18 +215,28 @@ class Stream {
     this.numEvents += 1;
     this.firstMs ??= now;
     this.lastMs = now;
+    this.view.progress = this.speed();
     this.view.schedule(log);
+  }
+
+  /** Returns the tokens so far and their speed. */
+  speed() {
+    const seconds = (this.lastMs - this.firstMs) / 1000;
+    const exact = this.usage?.completion_tokens ?? this.tokens.length;
+    const tokens = exact || this.numEvents; // a stopped answer has no usage: an event has a token
+    return [
+      tokens && `${exact ? "" : "about "}${formatWhole(tokens)} tokens`,
+      tokens > 1 && seconds > 0.005 && `${Math.round((tokens - 1) / seconds)}/s`,
+    ]
+      .filter(Boolean)
+      .join(" · ");
   }
 
   finish(note = "") {
     const { node } = this;
     node.calls = node.calls.filter(Boolean);
-    const seconds = (this.lastMs - this.firstMs) / 1000;
-    const exact = this.usage?.completion_tokens ?? this.tokens.length;
-    const tokens = exact || this.numEvents; // a stopped answer has no usage: an event has a token
     node.footer = [
-      tokens && `${exact ? "" : "about "}${formatWhole(tokens)} tokens`,
-      tokens > 1 && seconds > 0.005 && `${Math.round((tokens - 1) / seconds)}/s`,
+      this.speed(),
       this.firstMs && `first after ${formatSeconds((this.firstMs - this.startedMs) / 1000)}`,
       this.usage && `prompt ${formatWhole(this.usage.prompt_tokens)}`,
     ]
@@ -226,12 +254,12 @@ function setBusy(on) {
 
 // --- Errors
 
-export function showError(error, parent = null) {
+export function showError(error, parent = null, cut = null) {
   clearErrors();
   const alert = make("div", "failed");
   alert.setAttribute("role", "alert");
   alert.append(make("p", "", error.message));
-  if (parent) alert.append(makeButton("Try again", () => generate(parent)));
+  if (parent) alert.append(makeButton("Try again", () => generate(parent, cut)));
   $("problem").replaceChildren(alert);
   log.scrollTop = log.scrollHeight; // the error takes room of the log
   if (isNarrow() || !hasField(error.field)) return; // the field would hide the error
@@ -298,6 +326,12 @@ export function regenerateLast() {
   if (node?.role === "assistant") actions.regenerate(node);
 }
 
+/** Writes a text into the empty message field; the user sends it. */
+export function fillMessage(text) {
+  prompt.value ||= text;
+  fitPrompt();
+}
+
 export const stop = () => controller?.abort();
 
 export function connectChat() {
@@ -308,6 +342,8 @@ export function connectChat() {
     else submit();
   });
   prompt.addEventListener("input", fitPrompt);
+  log.addEventListener("scroll", () => ($("to-end").hidden = atEnd(log)));
+  $("to-end").addEventListener("click", () => (log.scrollTop = log.scrollHeight));
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "ArrowUp" && !prompt.value) {
       event.preventDefault();

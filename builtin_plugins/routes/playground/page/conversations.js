@@ -2,15 +2,15 @@
 
 import { $, announce, make, makeButton } from "./dom.js";
 import { all, put, remove } from "./store.js";
-import { exported, imported } from "./tree.js";
+import { exported, imported, markdownOf } from "./tree.js";
 
 let list = [];
-let deleted = null;
+let deleted = [];
 let current = null;
 let openConversation = () => {};
 
 export async function save(conversation) {
-  if (conversation === deleted) return; // an answer has ended after it was deleted
+  if (deleted.includes(conversation)) return; // an answer has ended after it was deleted
   if (!list.includes(conversation)) list.push(conversation);
   render();
   await put("conversations", conversation.id, conversation);
@@ -35,8 +35,12 @@ function matches(conversation, words) {
 
 function render() {
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = list.filter((each) => matches(each, words)).sort((a, b) => b.updated - a.updated);
+  const pinned = ({ pinned: is }) => Number(is ?? false);
+  const found = list
+    .filter((each) => matches(each, words))
+    .sort((a, b) => pinned(b) - pinned(a) || b.updated - a.updated);
   $("conversations").replaceChildren(...found.map(row));
+  $("delete-all").disabled = !list.length;
   $("no-conversations").hidden = found.length > 0;
   $("no-conversations").textContent = words.length
     ? "No conversation has these words."
@@ -48,15 +52,24 @@ function row(conversation) {
   const title = conversation.title || "New conversation";
   const open = makeButton(title, () => openConversation(conversation), { className: "open" });
   if (conversation === current) open.setAttribute("aria-current", "true");
+  const pin = makeButton(conversation.pinned ? "★" : "☆", () => togglePin(conversation), {
+    name: `Pin ${title}`,
+    className: "icon",
+  });
+  pin.setAttribute("aria-pressed", String(conversation.pinned ?? false));
+  const share = makeButton("⭳", () => exportText(conversation), {
+    name: `Export ${title} as Markdown`,
+    className: "icon",
+  });
   const rename = makeButton("✎", () => startRename(conversation, item), {
     name: `Rename ${title}`,
     className: "icon",
   });
-  const drop = makeButton("×", () => removeConversation(conversation), {
+  const drop = makeButton("×", () => removeConversations([conversation]), {
     name: `Delete ${title}`,
     className: "icon",
   });
-  item.append(open, rename, drop);
+  item.append(open, pin, share, rename, drop);
   return item;
 }
 
@@ -85,31 +98,54 @@ function startRename(conversation, item) {
   input.select();
 }
 
-async function removeConversation(conversation) {
-  list = list.filter((each) => each !== conversation);
-  deleted = conversation;
+async function togglePin(conversation) {
+  conversation.pinned = !conversation.pinned;
+  render();
+  await put("conversations", conversation.id, conversation);
+}
+
+async function removeConversations(removed) {
+  list = list.filter((each) => !removed.includes(each));
+  deleted = removed;
+  const [first] = removed;
   $("undo").hidden = false;
-  $("undo-text").textContent = `Deleted “${conversation.title || "New conversation"}”.`;
-  await remove("conversations", conversation.id);
-  for (const id of Object.keys(conversation.nodes)) await remove("traces", id);
-  if (conversation === current) openConversation(newest());
+  $("undo-text").textContent =
+    removed.length > 1
+      ? `Deleted ${removed.length} conversations.`
+      : `Deleted “${first.title || "New conversation"}”.`;
+  for (const conversation of removed) {
+    await remove("conversations", conversation.id);
+    for (const id of Object.keys(conversation.nodes)) await remove("traces", id);
+  }
+  if (removed.includes(current)) openConversation(newest());
   render();
 }
 
 async function restore() {
   const restored = deleted;
-  deleted = null;
+  deleted = [];
   $("undo").hidden = true;
-  await save(restored);
-  openConversation(restored);
+  for (const conversation of restored) await save(conversation);
+  openConversation(restored.at(-1));
+}
+
+/** Lets the user save a file. */
+function download(name, type, text) {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 function exportAll() {
-  const link = make("a");
-  link.href = URL.createObjectURL(new Blob([exported(list)], { type: "application/json" }));
-  link.download = `conversations-${new Date().toISOString().slice(0, 10)}.json`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  const day = new Date().toISOString().slice(0, 10);
+  download(`conversations-${day}.json`, "application/json", exported(list));
+}
+
+function exportText(conversation) {
+  const name = conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "conversation";
+  download(`${name}.md`, "text/markdown", markdownOf(conversation));
 }
 
 async function importFile(file, report) {
@@ -132,6 +168,7 @@ export async function connectConversations(open, report) {
   $("search").addEventListener("input", render);
   $("undo-button").addEventListener("click", restore);
   $("export").addEventListener("click", exportAll);
+  $("delete-all").addEventListener("click", () => removeConversations(list));
   $("import").addEventListener("click", () => $("import-file").click());
   $("import-file").addEventListener("change", async ({ target }) => {
     if (target.files[0]) await importFile(target.files[0], report);

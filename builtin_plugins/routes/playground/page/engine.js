@@ -121,7 +121,8 @@ function renderEngines(engines) {
       if (engine.blocks) {
         const { used, cached, free } = engine.blocks;
         facts.push(
-          `${formatWhole(used)} of ${formatWhole(used + cached + free)} blocks used, ${formatWhole(cached)} cached`,
+          `${formatWhole(used)} of ${formatWhole(used + cached + free)} blocks used, ` +
+            `${formatWhole(cached)} cached`,
         );
       }
       if (engine.restarts) facts.push(`${engine.restarts} restarts`);

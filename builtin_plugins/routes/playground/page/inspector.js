@@ -152,7 +152,8 @@ function blockSection({ prompt_tokens, cached_tokens, block_size }, trace) {
 
 /** Displays the text of a range of prompt tokens. */
 async function showBlock(target, name, start, end, { messages, tools, model, engine }) {
-  const unknown = `${name}. Its text is not known: the prompt has pictures, or the model has changed.`;
+  const unknown =
+    `${name}. Its text is not known: ` + "the prompt has pictures, or the model has changed.";
   target.textContent = messages ? `${name}: loading…` : unknown;
   if (!messages) return;
   try {
@@ -209,9 +210,10 @@ function stepSection(tokens) {
   chart.setAttribute("aria-hidden", "true");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
   const dx = 240 / Math.max(gaps.length - 1, 1);
+  const height = (gap) => (38 - (36 * gap) / slowest).toFixed(1);
   path.setAttribute(
     "d",
-    `M${gaps.map((gap, index) => `${(index * dx).toFixed(1)} ${(38 - (36 * gap) / slowest).toFixed(1)}`).join("L")}`,
+    `M${gaps.map((gap, index) => `${(index * dx).toFixed(1)} ${height(gap)}`).join("L")}`,
   );
   path.setAttribute("class", "line");
   chart.append(path);

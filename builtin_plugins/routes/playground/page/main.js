@@ -4,6 +4,7 @@ import { headers } from "./api.js";
 import {
   connectChat,
   editLast,
+  fillMessage,
   loadModels,
   openConversation,
   regenerateLast,
@@ -17,7 +18,7 @@ import { watchEngine } from "./engine.js";
 import { loadMath } from "./math.js";
 import { connectSettings, focusField } from "./settings.js";
 import { get, openStore } from "./store.js";
-import { connectViews, switchView } from "./views.js";
+import { connectViews, isNarrow, switchView } from "./views.js";
 
 connectViews();
 const isStored = await openStore();
@@ -26,6 +27,7 @@ await connectSettings();
 await connectConversations(openConversation, (text) => showError(new Error(text)));
 connectChat();
 openConversation(null);
+fillMessage(new URLSearchParams(location.search).get("q") ?? "");
 const stored = await get("values", "model");
 let knownKey = null;
 watchEngine(() => {
@@ -41,6 +43,11 @@ function openSystemPrompt() {
   focusField("system");
 }
 
+function findConversation() {
+  if (isNarrow()) switchView("chats");
+  $("search").focus();
+}
+
 const SHORTCUTS = {
   KeyN: () => openConversation(null),
   KeyR: regenerateLast,
@@ -54,6 +61,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
     $("prompt").focus();
+  }
+  if (event.key === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey) {
+    event.preventDefault();
+    findConversation();
   }
   if (!event.altKey || !event.shiftKey || !SHORTCUTS[event.code]) return;
   event.preventDefault();

@@ -45,7 +45,7 @@ export function startEdit(node, element, actions) {
   field.value = node.text;
   field.rows = Math.min(12, node.text.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
-  const save = make("button", "primary", "Send");
+  const save = make("button", "primary", node.role === "assistant" ? "Save" : "Send");
   const cancel = makeButton("Cancel", () => end());
   const row = make("div", "buttons");
   row.append(save, cancel);
@@ -107,6 +107,7 @@ export class AnswerView {
     this.article.append(this.thought, this.text, this.calls, this.foot);
     this.growing = new GrowingText(this.text);
     this.numCalls = -1; // length of what is displayed
+    this.progress = ""; // tokens and speed while it is generated
     this.nextDraw = 0;
   }
 
@@ -128,6 +129,7 @@ export class AnswerView {
 
   draw(ended = false) {
     const { node } = this;
+    if (!ended) this.foot.textContent = this.progress || "…";
     const reasoning = node.reasoning.trim();
     this.thought.hidden = !reasoning;
     if (reasoning) {
@@ -158,11 +160,24 @@ export class AnswerView {
     this.foot.textContent = [this.node.model, this.node.footer, this.node.note]
       .filter(Boolean)
       .join(" · ");
-    const again = makeButton("Regenerate", () => this.actions.regenerate(this.node), {
+    this.article.append(inspector(this.node), buttons(this.node, this.actions, this.others()));
+    return this;
+  }
+
+  /** Returns the buttons that only answers have. */
+  others() {
+    const { node, actions, article: element } = this;
+    const edit = makeButton("Edit", () => startEdit(node, element, actions), {
+      name: "Edit this answer",
+    });
+    const again = makeButton("Regenerate", () => actions.regenerate(node), {
       name: "Regenerate this answer",
     });
-    this.article.append(inspector(this.node), buttons(this.node, this.actions, [again]));
-    return this;
+    const rest = makeButton("Continue", () => actions.resume(node), {
+      name: "Continue this answer",
+    });
+    const isCut = node.note && node.text.trim() && !node.calls.length;
+    return isCut ? [edit, again, rest] : [edit, again];
   }
 }
 

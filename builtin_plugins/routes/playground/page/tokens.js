@@ -48,7 +48,8 @@ export function tokenList(tokens) {
       make(
         "span",
         "branch",
-        `${formatWhole(first + 1)} to ${formatWhole(Math.min(first + PER_PAGE, tokens.length))} of ${formatWhole(tokens.length)}`,
+        `${formatWhole(first + 1)} to ${formatWhole(Math.min(first + PER_PAGE, tokens.length))} ` +
+          `of ${formatWhole(tokens.length)}`,
       ),
       makeButton("›", () => draw((page + 1) % pages), { name: "Next tokens" }),
     );

@@ -113,10 +113,26 @@ function titleOf(node) {
 
 // --- Export and import
 
+const HEADINGS = { user: "You", assistant: "Answer", tool: "Result" };
+
+/** Returns the displayed messages as Markdown. */
+export function markdownOf(conversation) {
+  const parts = [`# ${conversation.title || "Conversation"}`];
+  for (const node of pathOf(conversation)) {
+    parts.push(`## ${HEADINGS[node.role]}`);
+    parts.push(...node.files.map((file) => `(file ${file.name})`));
+    if (node.text) parts.push(node.text);
+    for (const { function: called } of node.calls ?? [])
+      parts.push(`Call of \`${called.name}\`:\n\n    ${called.arguments}`);
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
 export const exported = (conversations) =>
   JSON.stringify({ format: "engine-conversations", version: 1, conversations }, null, 1);
 
-/** Returns the conversations of an exported file, with new ids. Throws an error that says why not. */
+/** Returns the conversations of an exported file, with new ids. Throws an error that says why
+ *  not. */
 export function imported(text) {
   let file;
   try {
@@ -139,6 +155,7 @@ function readConversation(found, index) {
     found.settings && typeof found.settings === "object" ? found.settings : {},
   );
   conversation.title = string(found.title).slice(0, MAX_TITLE);
+  conversation.pinned = found.pinned === true;
   conversation.created = Number(found.created) || conversation.created;
   conversation.updated = Number(found.updated) || conversation.updated;
   const read = (id, parent) => {
