@@ -76,12 +76,27 @@ clients: setup ## client libraries in an environment of their own, for the slow 
 	$(PY) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q -r requirements-clients.txt
 
-# Ray brings 240 MB and packages of its own, so it has an environment that also sees the one in .venv.
+# An environment in folder $(1) that also sees the one in .venv.
+define overlay
+$(PY) -m venv $(if $(filter 1,$(SYSTEM_SITE)),--system-site-packages) $(1)
+$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engine.pth"
+endef
+PIP_INSTALL := -m pip --disable-pip-version-check install -q
+
+# Ray brings 240 MB and packages of its own.
 $(STAMPS)/ray: $(STAMPS)/tools requirements-ray.txt
-	$(PY) -m venv $(if $(filter 1,$(SYSTEM_SITE)),--system-site-packages) $(VENV)/ray
-	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> "$$($(VENV)/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engine.pth"
-	$(VENV)/ray/bin/python -m pip --disable-pip-version-check install -q -r requirements-ray.txt
+	$(call overlay,$(VENV)/ray)
+	$(VENV)/ray/bin/python $(PIP_INSTALL) -r requirements-ray.txt
+	@touch $@
+
+# Every distribution of plugins/. What they need comes without dependencies of its own, which are for GPUs.
+PLUGINS_PY := $(VENV)/plugins/bin/python
+$(STAMPS)/plugins: $(STAMPS)/tools requirements-ray.txt requirements-plugins.txt $(wildcard plugins/*/pyproject.toml)
+	$(call overlay,$(VENV)/plugins)
+	$(PLUGINS_PY) $(PIP_INSTALL) -r requirements-ray.txt
+	$(PLUGINS_PY) $(PIP_INSTALL) --no-deps -r requirements-plugins.txt
+	$(PLUGINS_PY) $(PIP_INSTALL) --no-deps --no-build-isolation $(patsubst %/,-e %,$(sort $(wildcard plugins/*/)))
 	@touch $@
 
 # --- run ---------------------------------------------------------------------------------------------------
@@ -98,9 +113,14 @@ test: tools $(STAMPS)/kernels-tested ## the tests (under 10 minutes on two cores
 	$(PYTEST) -m "not slow and not bench"
 
 .PHONY: test-all
-test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels; Ray
+test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels; plugins
 	$(PYTEST) -m "not bench"
-	$(MAKE) --no-print-directory test-ray
+	$(MAKE) --no-print-directory test-plugins
+
+.PHONY: test-plugins
+test-plugins: $(STAMPS)/plugins $(STAMPS)/kernels ## all distributions of plugins/ installed together: a start, and their tests
+	$(CACHE_BYTE_CODE) $(PLUGINS_PY) -m core generate scripted: --prompt hello
+	$(CACHE_BYTE_CODE) OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PLUGINS_PY) -m pytest plugins -m "not bench"
 
 .PHONY: test-ray
 test-ray: $(STAMPS)/ray $(STAMPS)/kernels ## engine-ray on two local Ray nodes, in an environment of its own
