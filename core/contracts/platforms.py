@@ -20,6 +20,9 @@ class Platform(Protocol):
       ranks that do not use gloo.
     - `free_memory_bytes(config)`: memory for weights and cache of one rank; used by
       `engine plan`.
+    - `profile(config, layers, run)`: measures a step
+      after loading.
+      `run(layout, plan)` runs one on caches of its own.
     - `overlaps = True`: it computes while the host works, so asynchronous scheduling is
       on by default.
     - `mixed_prefill_tokens`: default of `max_mixed_prefill_tokens` of a server; for a

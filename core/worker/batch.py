@@ -128,11 +128,8 @@ class InputBatch:
 
     # --- host part ----------------------------------------------------------
 
-    def prepare(self, plan: StepPlan, num_tokens: int = 0) -> StepInputs:
-        """Apply the plan's differences and return the step's inputs.
-
-        The step is padded to at least `num_tokens`.
-        """
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """Apply the plan's differences and return the step's inputs."""
         self._staging.begin()
         self._updates.begin()
         for row in plan.ended:
@@ -148,8 +145,8 @@ class InputBatch:
             blocks = [*tables, *blocks]
         if blocks:
             step.appended = self.block_tables.append(blocks, self._updates)
-        if plan.rows or plan.decode_rows or num_tokens:
-            self._place_tokens(plan, step, num_tokens)
+        if plan.rows or plan.decode_rows:
+            self._place_tokens(plan, step)
             self.block_tables.map_slots(step, self._staging)
             if not step.point_rows:
                 step.place_samples(self._max_len, self._staging)
@@ -167,7 +164,7 @@ class InputBatch:
             self.prompt_logprobs_rows.add(new.row)
         return self._updates.put(new.token_ids)
 
-    def _place_tokens(self, plan: StepPlan, step: StepInputs, num_tokens: int) -> None:
+    def _place_tokens(self, plan: StepPlan, step: StepInputs) -> None:
         """Fill the position of every token of the step."""
         decode = self._decode
         if decode.rows is not plan.decode_rows and decode.rows != plan.decode_rows:
@@ -176,7 +173,7 @@ class InputBatch:
         rows = decode.index
         starts = self._next_positions[rows]
         has_drafts = plan.num_draft_tokens or self._num_draft_steps
-        if not (plan.rows or has_drafts or self._sizes or num_tokens):
+        if not (plan.rows or has_drafts or self._sizes):
             self._next_positions[rows] = starts + 1
             step.place_decode(decode, starts, self._staging)
             return
@@ -202,9 +199,8 @@ class InputBatch:
             step.num_unverified = self._num_unverified[rows]
         if step.num_draft_tokens is not None:
             self._expect_correction(step, step.num_draft_tokens, rows[step.samples])
-        if self._sizes or num_tokens:
-            total = int(counts.sum())
-            step.padding = self._num_padding(total, len(rows), num_tokens)
+        if self._sizes:
+            step.padding = self._num_padding(int(counts.sum()), len(rows))
         if step.padding:
             rows, starts, counts = self._pad(step, rows, starts, counts)
         step.place(rows, starts, counts, self._max_len, self._staging)
@@ -217,16 +213,13 @@ class InputBatch:
         self._num_unverified[sampled] += drafts
         self._num_draft_steps += 1
 
-    def _num_padding(self, total: int, num_rows: int, num_tokens: int) -> int:
-        """Return the padding of a step of `total` tokens: up to a size, or up
-        to `num_tokens`.
-        """
-        least = max(total, num_tokens)
+    def _num_padding(self, total: int, num_rows: int) -> int:
+        """Return the padding of a step of `total` tokens, up to a size."""
         # With prompts in the step, padding of recurrent states would be a run of its
         # own.
         is_prefill = self._has_states and total > num_rows
         sizes = () if is_prefill else self._sizes
-        return next((size for size in sizes if size >= least), least) - total
+        return next((size for size in sizes if size >= total), total) - total
 
     def _pad(
         self, step: StepInputs, rows: Ints, starts: Ints, counts: Ints

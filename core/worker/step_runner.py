@@ -146,8 +146,3 @@ class StepRunner:
             if error is not None:
                 errors[new.row] = error
         return errors
-
-    def run_without_requests(self, inputs: StepInputs) -> None:
-        """Run the model on padding only."""
-        self.batch.upload(inputs)
-        self.forward(self.forward_batch(inputs))

@@ -115,6 +115,9 @@ class Worker:
         backend = self._choose_backend(platform)
         self._run_in_order(self._load)
         log.info("attention backend %s on %s", backend, platform.name)
+        if hasattr(platform, "profile"):
+            parts = config, self._layers, self._run_alone
+            self._run_in_order(partial(platform.profile, *parts))
         num_bytes = weight_bytes(self.model)
         return WorkerInfo(
             layers=self._layers,
@@ -229,6 +232,18 @@ class Worker:
         )
         self._attach_extensions(layout, memory, caches, partial(wrap, sizes=()))
 
+    def _run_alone(self, layout: KVLayout, plan: StepPlan) -> None:
+        """Run a step without worker halves, on caches of its own."""
+        halves = self._extensions
+        self._extensions = Extensions(())
+        try:
+            self._allocate(layout, 0)
+            inputs = self._batch.prepare(plan)
+            self._steps.run(plan, inputs).get()
+            del self._batch, self._steps
+        finally:
+            self._extensions = halves
+
     def _attach_extensions(
         self, layout: KVLayout, memory: Any, caches: list[Any], wrap: Callable[..., Any]
     ) -> None:
@@ -281,16 +296,6 @@ class Worker:
                 self._batch.correct(correction, accepted)
 
     # --- other calls --------------------------------------------------------
-
-    def dummy(self, num_tokens: int) -> None:
-        """Run the model without requests on `num_tokens` sequences of one
-        token.
-
-        Only blocks of padding are written.
-        """
-        empty = StepPlan(-1, [], [], [], [], [], [], [])
-        inputs = self._batch.prepare(empty, num_tokens)
-        self._run_in_order(partial(self._steps.run_without_requests, inputs))
 
     def call(self, name: str, data: bytes) -> bytes | None:
         """Return a worker half's answer to `feature.verb`, between two steps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -25,7 +26,9 @@ from builtin_plugins.platforms.cuda.process_group import DeviceGroup
 from builtin_plugins.platforms.cuda.stream import DeviceStream
 from builtin_plugins.platforms.recording import RecordingOptions
 from core.api import ConfigError, EngineConfig
+from core.api.execution import StepPlan
 from core.api.models import ForwardBatch, Model
+from core.model_spec.kv import CrossAttention, KVLayout, LayerKV
 from core.models.layers.parallel import COLLECTIVE_TIMEOUT
 
 GIB: Final = 1 << 30
@@ -36,6 +39,9 @@ BYTES_PER_ROW: Final = 2 << 20
 BFLOAT16_FROM: Final = (8, 0)
 FLOAT8_FROM: Final = (8, 9)
 """Minimum compute capabilities for bfloat16 and FP8."""
+
+GENERATING: Final = "generate"
+"""Runner of models with steps that are measured."""
 
 _dist: Any = torch.distributed  # its names have no type information
 log = logging.getLogger(__name__)
@@ -55,6 +61,8 @@ class GpuPlatform:
         self._max_model_len = 1
         self._has_peer_memory = True
         self._is_started = False
+        self._step_bytes: int | None = None
+        """Measured memory of the largest step; None: it is estimated."""
 
     @property
     def _module(self) -> Any:
@@ -126,8 +134,9 @@ class GpuPlatform:
     def kv_memory_bytes(self, config: EngineConfig, weight_bytes: int) -> int:
         """Return --kv-cache-memory-bytes, by default the rest of `--gpu-memory-utilization`.
 
-        Reserves activations and logits of the largest step, estimated for large models without a
-        profiling run. Raises `ConfigError` if nothing is left.
+        Reserves the memory of the largest step, as `profile` measured it; before a start, and for
+        models that it does not run, an estimate for large ones. Raises `ConfigError` if nothing is
+        left.
         """
         flag = config.cache.kv_cache_memory_bytes
         if flag is not None:
@@ -138,8 +147,10 @@ class GpuPlatform:
         taken = total - free + (0 if self._is_started else weight_bytes)
         scheduler = config.scheduler
         share = config.cache.gpu_memory_utilization
-        steps = (scheduler.max_num_batched_tokens or 0) * BYTES_PER_TOKEN
-        steps += (scheduler.max_num_seqs or 0) * BYTES_PER_ROW
+        steps = self._step_bytes
+        if steps is None:
+            steps = (scheduler.max_num_batched_tokens or 0) * BYTES_PER_TOKEN
+            steps += (scheduler.max_num_seqs or 0) * BYTES_PER_ROW
         left: int = int(total * share) - taken - steps
         if left <= 0:
             raise ConfigError(
@@ -152,6 +163,51 @@ class GpuPlatform:
                 "--kv-cache-memory-bytes."
             )
         return left
+
+    def profile(
+        self,
+        config: EngineConfig,
+        layers: Sequence[LayerKV],
+        run: Callable[[KVLayout, StepPlan], None],
+    ) -> None:
+        """Measure the memory of the largest step, unless the size of the KV cache is set.
+
+        Captured steps need a second one of their size. Raises `ConfigError` if the step does not
+        fit the device.
+        """
+        cache = config.cache
+        if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
+            return
+        has_encoder = any(isinstance(layer.spec, CrossAttention) for layer in layers)
+        if config.model.runner != GENERATING or has_encoder or not layers:
+            return
+        # Imported lazily: only a worker plans steps of its own.
+        from builtin_plugins.platforms.cuda.profiling import (
+            largest_step,
+            smallest_layout,
+            too_large,
+        )
+
+        started = time.monotonic()
+        module = self._module
+        module.empty_cache()
+        module.reset_peak_memory_stats()
+        before = module.memory_reserved()
+        layout = smallest_layout(config, layers)
+        plan = largest_step(config, layout)
+        try:
+            run(layout, plan)
+        except torch.OutOfMemoryError as error:
+            raise too_large(config) from error
+        module.synchronize()
+        peak = module.max_memory_reserved() - before
+        module.empty_cache()
+        captured = min(max(self.sizes(config), default=0) / plan.num_tokens, 1.0)
+        self._step_bytes = int(peak * (1 + captured))
+        log.info(
+            "a step of %d tokens takes %.2f GiB, measured in %.1f s",
+            *(plan.num_tokens, peak / GIB, time.monotonic() - started),
+        )
 
     def free_memory_bytes(self, config: EngineConfig) -> int:
         """Return the free bytes within the engine's share of the device."""

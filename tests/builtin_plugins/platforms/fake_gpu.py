@@ -185,6 +185,8 @@ class FakeGpu(GpuPlatform):
     device = "cpu"
     made: CudaGraphModel | None = None
     recorder = FakeRecorder()
+    peak_bytes = 0
+    """Memory that steps take above what was reserved before."""
 
     @property
     def _module(self) -> Any:
@@ -192,6 +194,10 @@ class FakeGpu(GpuPlatform):
             device_count=lambda: 1,
             mem_get_info=lambda: (GIB, 2 * GIB),
             empty_cache=lambda: None,
+            synchronize=lambda: None,
+            reset_peak_memory_stats=lambda: None,
+            memory_reserved=lambda: GIB,
+            max_memory_reserved=lambda: GIB + self.peak_bytes,
             Event=_Event,
         )
 

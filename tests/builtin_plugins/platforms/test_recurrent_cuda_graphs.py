@@ -6,17 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from core import LLM, SamplingParams
-from core.config.build import config_from_kwargs
-from core.engine.resolve import resolve
-from core.kv import plan_layout
-from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import make_checkpoint
 from core.testing.tiny_linear import LINEAR
 from core.testing.tiny_recurrent import RECURRENT
-from core.worker import Worker
 from tests.builtin_plugins.platforms.fake_gpu import NO_CPU, FakeGpu
 
 FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
@@ -61,39 +55,3 @@ def test_recorded_decode_steps_have_equal_states(architecture: str, tmp_path: Pa
         "what sequences begin with has changed"
     )
     assert found == tokens_of(folder, params, device="cpu", enforce_eager=True)
-
-
-def test_dummy_step_changes_only_padding_state(tmp_path: Path) -> None:
-    folder = make_checkpoint("Mamba2ForCausalLM", tmp_path / "model", seed=1, num_hidden_layers=1)
-    registry = load_plan(make_plan([FAKE, *NO_CPU]))
-    given = {
-        "model": str(folder),
-        "device": "fake",
-        "dtype": "float32",
-        "max_model_len": 64,
-        "max_num_seqs": 4,
-    }
-    resolved = resolve(config_from_kwargs(given, registry.options()), registry, serving=False)
-    worker = Worker(resolved.config, registry, resolved.source)
-    info = worker.start()
-    limits = {"block_size": 16, "max_model_len": 64, "max_num_seqs": 4}
-    layout = plan_layout(info.layers, memory_bytes=0, num_blocks=8, **limits)
-    worker.allocate(layout)
-    (caches,) = (
-        part.cache
-        for part in worker.model.modules()
-        if isinstance(getattr(part, "cache", None), tuple)
-    )  # type: ignore[attr-defined]
-    padding = layout.padding_block(0)
-    with torch.inference_mode():
-        for state in caches:
-            state[1:] = 1
-    for _ in range(4):  # plain, recorded, done again
-        worker.dummy(3)
-    assert FakeGpu.recorder.replays > 0
-    for state in caches:
-        assert len(state) == padding + 1
-        assert not state[0].any()
-        assert bool((state[1:padding] == 1).all())
-        assert not torch.equal(state[padding], torch.ones_like(state[padding]))
-    worker.close()

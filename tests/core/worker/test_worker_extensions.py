@@ -185,20 +185,3 @@ def test_extension_may_verify_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> N
     driver.step()
     result = draft_step(driver, "a", [60, 60, 33])
     assert (result.accepted, result.tokens[:2]) == ([3], [60, 60])
-
-
-def test_dummy_step_writes_only_the_null_block() -> None:
-    driver = Driver(RECORDER)
-    driver.add("a", PROMPT)
-    driver.step()
-    before = {
-        slot: memory.clone()
-        for slot, memory in recording_extension.ATTACHED["parts"].memory.items()
-    }
-    driver.worker.dummy(5)
-    for slot, memory in recording_extension.ATTACHED["parts"].memory.items():
-        assert (memory[1:] == before[slot][1:]).all()
-    plain = Driver()
-    plain.add("a", PROMPT)
-    plain.step()
-    assert driver.generate("a", 4) == plain.generate("a", 4)
