@@ -169,7 +169,8 @@ class WeightLoader(Protocol):
     """Yields a checkpoint's tensors. Constructed with (source, config).
 
     Optional: `headers()`, the same on the meta device, for a memory plan without
-    reading weights; `reading`, the file that `tensors` is currently in, for messages.
+    reading weights; `reading`, the file that `tensors` is in, for messages;
+    `select(reads)`: leaves others than `reads(name)` on meta.
     """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -74,15 +75,23 @@ class SafetensorsLoader:
         self._indices: dict[Path, Mapping[str, str]] = {}
         self.reading: Path | None = None
         """File that `tensors` is reading."""
+        self._reads: Callable[[str], bool] = lambda name: True
+
+    def select(self, reads: Callable[[str], bool]) -> None:
+        """Set which tensors `tensors` reads; the others are yielded on the meta device."""
+        self._reads = reads
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor), memory-mapped copy-on-write."""
         for prefix, path in self._files:
             stored = self._stored(path)
             self.reading = path
-            if not stored:
-                continue
-            for name, tensor in _mapped(path, stored):
+            own = [each for each in stored if self._reads(prefix + each.name)]
+            read = {each.name for each in own}
+            for each in stored:
+                if each.name not in read:
+                    yield prefix + each.name, _without_data(each)
+            for name, tensor in _mapped(path, own) if own else ():
                 yield prefix + name, tensor
                 del tensor  # frees its pages before the next one is copied
 
@@ -90,10 +99,7 @@ class SafetensorsLoader:
         """Yield (name, meta tensor): names, dtypes and shapes only."""
         for prefix, path in self._files:
             for tensor in self._stored(path):
-                yield (
-                    prefix + tensor.name,
-                    torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device="meta"),
-                )
+                yield prefix + tensor.name, _without_data(tensor)
 
     def _stored(self, path: Path) -> list[Stored]:
         """Return the tensors to read from a file: of a tensor in several files, the index decides
@@ -184,22 +190,29 @@ def read_index(index: Path) -> Mapping[str, str]:
 
 def _mapped(path: Path, stored: list[Stored]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of one file, which stays mapped while one of them is referenced."""
-    read_ahead_start = -AHEAD_BYTES
     large = sum(tensor.num_bytes for tensor in stored) // LARGE
     end = max(tensor.start + tensor.num_bytes for tensor in stored)
     with open_regular(path) as file:
         whole = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_COPY)
-        for tensor in sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large)):
-            if not read_ahead_start <= tensor.start < read_ahead_start + AHEAD_BYTES // 2:
-                read_ahead_start = tensor.start
-                _read_ahead(file.fileno(), read_ahead_start)
+        ordered = sorted(stored, key=lambda tensor: -max(tensor.num_bytes, large))
+        following = deque(ordered)
+        ahead = 0
+        for tensor in ordered:
+            while following and ahead < AHEAD_BYTES:
+                ahead += following[0].num_bytes
+                _read_ahead(file.fileno(), following.popleft())
             yield tensor.name, _view(whole, tensor)
+            ahead -= tensor.num_bytes
 
 
-def _read_ahead(file: int, start: int) -> None:
-    """Start read-ahead of the file, if the system supports it."""
+def _read_ahead(file: int, stored: Stored) -> None:
+    """Start read-ahead of a tensor, if the system supports it."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(file, stored.start, stored.num_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def _without_data(stored: Stored) -> torch.Tensor:
+    return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype], device="meta")
 
 
 def _view(whole: mmap.mmap, stored: Stored) -> torch.Tensor:

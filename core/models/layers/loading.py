@@ -30,7 +30,7 @@ from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import DTYPE_ALIASES, ONE_BYTE_DTYPES
 from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
-from core.models.layers.weights import check_finite
+from core.models.layers.weights import WeightMap, check_finite
 from core.models.ops.table import choose_ops
 from core.plugin import Registered
 
@@ -94,6 +94,7 @@ def load_model(
         if model.kv_layers:
             check_cached(model, config, is_whole=is_whole)
         _expect(loader, model)
+        _select(loader, model)
         tensors = check_finite(
             _with_progress(loader, config.load.use_tqdm_on_load), loader, source.path or source.name
         )
@@ -325,6 +326,14 @@ def _expect(loader: WeightLoader, model: Model) -> None:
     )
     if expect is not None:
         expect({} if shapes is None else shapes())
+
+
+def _select(loader: WeightLoader, model: Model) -> None:
+    """Let a loader read only the tensors that this rank's part of the model needs."""
+    select: Callable[[Callable[[str], bool]], None] | None = getattr(loader, "select", None)
+    weights = getattr(model, "weights", None)
+    if select is not None and isinstance(weights, WeightMap):
+        select(weights.reads)
 
 
 def _with_progress(loader: WeightLoader, enabled: bool) -> Iterator[tuple[str, torch.Tensor]]:

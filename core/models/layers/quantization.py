@@ -134,14 +134,13 @@ class QuantizedLayer(nn.Module):
         facts = self.tensor_spec(prefix)
         slots = self.slots(prefix, ".", facts.suffixes, part)
         for name, slot in slots.items():
-            weights.add(name, slot.shape, slot.load, slot.after_load)
+            weights.add_slot(name, slot)
         for other, suffix in getattr(facts, "other_names", {}).items():
             name = f"{prefix}.{suffix}"
             weights.add_alternatives({f"{prefix}.{other}": slots[name]}, (name,))
-        for name, slot in self.slots(
-            prefix, ".", getattr(facts, "optional_suffixes", ()), part
-        ).items():
-            weights.add_alternative(name, slot.shape, slot.load, (), slot.after_load)
+        optional = self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part)
+        for name, slot in optional.items():
+            weights.add_alternatives({name: slot}, ())
 
     def tensor_spec(self, prefix: str) -> Any:
         """Return the object that describes the tensors of a prefix; by default the method

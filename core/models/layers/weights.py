@@ -46,6 +46,8 @@ class WeightSlot:
     """Called once after a load, for all slots that share it."""
     other_shape: tuple[int, ...] | None = None
     """A second accepted shape, which `load` tells from the first."""
+    reads: bool = True
+    """False: the tensor is another rank's, so only its name and shape are checked."""
 
 
 class WeightMap:
@@ -83,11 +85,15 @@ class WeightMap:
         after_load: Callable[[], None] | None = None,
     ) -> None:
         """Expect a tensor: `load` is called with it, and `after_load` once after the load."""
+        self.add_slot(name, WeightSlot(None if shape is None else tuple(shape), load, after_load))
+
+    def add_slot(self, name: str, slot: WeightSlot) -> None:
+        """Expect the tensor of a slot."""
         if name in self._slots:
             raise ModelError(
                 f"two layers expect the checkpoint tensor {name!r}; correct the weight names."
             )
-        self._slots[name] = WeightSlot(None if shape is None else tuple(shape), load, after_load)
+        self._slots[name] = slot
 
     def change(self, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Load what `change` returns for an expected tensor, at each load."""
@@ -259,6 +265,19 @@ class WeightMap:
             del waiting[under + other]
         waiting.update({under + other: slot for other, slot in slots.items() if other != name})
         return slots[name]
+
+    def reads(self, found: str) -> bool:
+        """Return whether a load reads the values of a checkpoint tensor."""
+        name = self._name_of(found)
+        if name is None:
+            return False
+        inner: WeightMap = self
+        while (part := inner._map_of(name)) is not None:
+            inner = inner._maps[part]
+            name = name.removeprefix(part)
+        slots, _ = inner._alternatives.get(name, ({}, ()))
+        slot = inner._slots.get(name) or slots.get(name)
+        return slot is None or slot.reads
 
     def renamed(self, name: str) -> str:
         """Return a checkpoint tensor's name after renaming, expected or not."""

@@ -43,6 +43,20 @@ def test_every_dtype_and_shape_is_loaded(
         assert torch.equal(found[name], tensor)
 
 
+def test_tensors_that_are_not_selected_stay_on_meta(tmp_path: Path) -> None:
+    save_file({"own": torch.ones(4), "other": torch.full((2, 3), 2.0)}, tmp_path / "a.safetensors")
+    save_file({"foreign": torch.ones(2)}, tmp_path / "b.safetensors")
+    reader = loader(tmp_path)
+    reader.select(lambda name: name == "own")
+    found = dict(reader.tensors())
+    assert torch.equal(found.pop("own"), torch.ones(4))
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
+        "other": (2, 3),
+        "foreign": (2,),
+    }
+    assert all(tensor.is_meta for tensor in found.values())
+
+
 def test_tensors_are_mapped_copy_on_write(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(4)}, path)

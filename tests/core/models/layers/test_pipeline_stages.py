@@ -27,4 +27,5 @@ def test_stages_share_the_tensors_of_a_checkpoint(architecture: str, tmp_path: P
         stage = Decoder(spec, plain_context(pipeline=Pipeline(2, rank)))
         stage.load_weights(tensors.items())
         found += stage.weight_shapes()
+        assert {name for name in tensors if stage.weights.reads(name)} == {*stage.weight_shapes()}
     assert sorted(found) == sorted(tensors)
