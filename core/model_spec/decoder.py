@@ -5,8 +5,8 @@ Knows no torch, no file, no model by name. Layers of a model may differ (`LayerS
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from core.errors import ConfigError, ModelError
 from core.model_spec.attention import AttentionSpec, NormSpec
@@ -21,6 +21,7 @@ from core.model_spec.layer import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
+    ParallelExpertsSpec,
     PerLayerInputSpec,
 )
 from core.model_spec.names import WeightNames
@@ -187,6 +188,17 @@ class DecoderSpec:
         """Whether layers read the token embedding in addition to the residual stream."""
         return any(layer.shared is not None for layer in self.layers)
 
+    def with_expert_placement(self, placement: str) -> DecoderSpec:
+        """Return the decoder with whole experts on each rank; without experts, the decoder."""
+        layers = tuple(_with_placement(layer, placement) for layer in self.layers)
+        mtp = self.mtp and replace(self.mtp, layer=_with_placement(self.mtp.layer, placement))
+        return replace(self, layers=layers, mtp=mtp)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has routed experts."""
+        return any(_moe_parts(layer) for layer in self.layers)
+
     def selects_tokens(self, layer: LayerSpec) -> bool:
         """Return whether a layer's indexer is needed; not in contexts of up to `top_k` tokens."""
         indexer = getattr(layer.attention, "indexer", None)
@@ -251,15 +263,34 @@ class DecoderSpec:
             error = recurrent_split_error(layer.recurrent, ranks)
             if error is not None:
                 return error
-            parts = (layer.mlp, layer.delayed_moe, layer.early_moe)
+            parallel = layer.parallel_experts
+            own = None if parallel is None else parallel.moe
+            parts = (layer.mlp, layer.delayed_moe, layer.early_moe, own)
             mlps = (_mlp_split_error(part, ranks) for part in parts)
             error = _attention_split_error(layer.attention, ranks) or next(filter(None, mlps), None)
             if error is not None:
                 return error
-            if layer.parallel_experts is not None and layer.parallel_experts.moe.width % ranks:
-                width = layer.parallel_experts.moe.width
-                return f"does not divide the experts' intermediate size {width}"
         return None
+
+
+def _moe_parts(layer: LayerSpec) -> dict[str, MoeSpec | ParallelExpertsSpec]:
+    """Return the parts of a layer with routed experts, by field."""
+    fields = ("mlp", "delayed_moe", "early_moe", "parallel_experts")
+    parts = {name: getattr(layer, name) for name in fields}
+    return {
+        name: part
+        for name, part in parts.items()
+        if isinstance(part, (MoeSpec, ParallelExpertsSpec))
+    }
+
+
+def _with_placement(layer: LayerSpec, placement: str) -> LayerSpec:
+    def placed(part: Any) -> Any:
+        if isinstance(part, ParallelExpertsSpec):
+            return replace(part, moe=placed(part.moe))
+        return replace(part, placement=placement)
+
+    return replace(layer, **{name: placed(part) for name, part in _moe_parts(layer).items()})
 
 
 def _attention_split_error(attention: AnyAttentionSpec | None, ranks: int) -> str | None:
@@ -283,6 +314,8 @@ def _mlp_split_error(mlp: MlpSpec | MoeSpec | None, ranks: int) -> str | None:
     shared = mlp.shared if isinstance(mlp, MoeSpec) else None
     if shared is not None and shared.width % ranks:
         return f"does not divide the shared expert's intermediate size {shared.width}"
+    if isinstance(mlp, MoeSpec) and mlp.placement:
+        return None if mlp.experts >= ranks else f"is more than a layer's {mlp.experts} experts"
     if mlp is not None and mlp.width % ranks:
         kind = "experts'" if isinstance(mlp, MoeSpec) else "model's"
         return f"does not divide the {kind} intermediate size {mlp.width}"

@@ -118,6 +118,10 @@ class MoeSpec:
     """Bound of the experts' gate (above) and up projection (both sides); None: none."""
     softcaps: tuple[float, float] | None = None
     """Soft bounds of the gate as a factor and of the up projection; None: none."""
+    placement: Literal["", "linear", "round_robin"] = ""
+    """Expert parallelism: whole experts on each tensor-parallel rank, consecutive ones or every
+    n-th; empty: each rank has a part of every expert's width.
+    """
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -145,6 +149,19 @@ class MoeSpec:
     def reads_step(self) -> bool:
         """Whether the router reads token ids, or what the router of an earlier layer made."""
         return self.num_hashed_tokens > 0 or self.router_mlp is not None
+
+    def experts_of(self, rank: int, ranks: int) -> range:
+        """Return the experts that a tensor-parallel rank holds, whole or in part.
+
+        Of numbers that do not divide, the first ranks hold one expert more.
+        """
+        if not self.placement:
+            return range(self.experts)
+        if self.placement == "round_robin":
+            return range(rank, self.experts, ranks)
+        each, more = divmod(self.experts, ranks)
+        start = rank * each + min(rank, more)
+        return range(start, start + each + (rank < more))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,8 @@ class ExpertsMethod(Protocol):
     Optional: `shape`, `tensor_spec`, `use_plain_method` and `backend_for`, as there;
     `layer.parts` has the shards of each expert. `product(layer, matrix, x, experts)`
     returns each row's product with its expert's matrix, [n, rows]; adapters require it.
+    `supports_expert_map = True`: `apply` computes nothing for the expert number
+    `num_experts`, which stands for experts of other ranks; without it, their shares are 0.
     """
 
     suffixes: tuple[str, ...]

@@ -36,9 +36,9 @@ class WeightShard:
     matrix: str = ""
     """For experts: "gate_up" or "down", the product that these weights belong to."""
     expert: int = 0
-    """Index of the expert, if the tensor holds one expert."""
+    """Index among this rank's experts, if the tensor holds one expert; -1: another rank's."""
     num_experts: int = 0
-    """Number of experts along the tensor's first axis; 0: the tensor has no axis of experts."""
+    """Number of this rank's experts, along the tensor's first axis; 0: it has no such axis."""
 
     @property
     def target(self) -> slice:

@@ -18,6 +18,7 @@ import msgspec
 
 from builtin_plugins.executors.api import TICK_S, Start, thread_environment
 from builtin_plugins.executors.mp.devices import device_environment
+from builtin_plugins.executors.mp.expert_parallel import check_experts
 from builtin_plugins.executors.mp.messages import (
     Allocate,
     Allocated,
@@ -112,6 +113,7 @@ class ProcessExecutor:
     ) -> None:
         """`launcher`: name of the ranks' launcher; default: that of the configuration."""
         check_partition(config, source, registry)
+        check_experts(config, source, registry)
         self.on_message: Callable[[str, bytes], None] = lambda name, data: None
         """Callback, from any thread, for payloads of worker halves outside of steps."""
         parallel = config.parallel

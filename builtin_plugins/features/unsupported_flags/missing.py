@@ -119,19 +119,17 @@ MISSING: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
         "enable_nccl_comm_suspend": (bool, False),
         "enable_shm_tensor_arena": (bool, False),
     },
-    "Expert parallelism and micro-batching": {
-        "enable_expert_parallel": (bool, False),
-        "all2all_backend": (Text, "allgather_reducescatter"),
+    "Micro-batching (dual batch overlap)": {
         "enable_dbo": (bool, False),
         "ubatch_size": (int, 0),
         "dbo_decode_token_threshold": (int, 32),
         "dbo_prefill_token_threshold": (int, 512),
+    },
+    "Load balancing of experts (EPLB), and a changing number of their ranks": {
         "enable_eplb": (bool, False),
         "eplb_config": (Json, {}),
-        "expert_placement_strategy": (Literal["linear", "round_robin"], "linear"),
         "enable_elastic_ep": (bool, False),
         "elastic_ep_max_dp_size": (Number, None),
-        "enable_ep_weight_filter": (bool, False),
     },
     "Fault tolerance of data and expert parallelism": {
         "enable_fault_tolerance": (bool, False),

@@ -54,6 +54,12 @@ NOT_NEEDED: Final[Mapping[str, Mapping[str, tuple[Any, Any]]]] = {
     "noise of sampling is computed from counters, in one precision on every device": {
         "use_fp64_gumbel": (bool, False),
     },
+    "every rank has all tokens, so outputs of experts are summed and no tokens are exchanged": {
+        "all2all_backend": (Text, "allgather_reducescatter"),
+    },
+    "a rank reads only the weights of its own layers and experts": {
+        "enable_ep_weight_filter": (bool, False),
+    },
     "weights are mapped from their files, so the page cache reads them ahead": {
         "safetensors_prefetch_num_threads": (int, 8),
         "safetensors_prefetch_block_size": (int, 16 << 20),

@@ -16,6 +16,7 @@ class PackedExperts:
 
     suffixes: tuple[str, ...] = ("weight",)
     stacked_suffixes: tuple[str, ...] = ("",)
+    supports_expert_map = True
 
     def __init__(self, ops: PackedOps) -> None:
         self._ops = ops
@@ -54,11 +55,15 @@ class PackedExperts:
         top_k = experts.shape[1]
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs by expert
         bias = layer.bias
+        is_partial = getattr(layer, "expert_map", None) is not None
+        by_expert = experts.flatten()[order] if is_partial or bias is not None else order
         inner = self._ops.grouped(x[order // top_k], layer.gate_up, self._rows["gate_up"], experts)  # type: ignore[arg-type]
         if bias is not None:
-            inner = inner + bias[experts.flatten()[order]]  # type: ignore[index]
+            inner = inner + bias[by_expert.clamp(max=len(bias) - 1)]  # type: ignore[arg-type,index]
         acted = self._act(layer, inner)
         outputs = self._ops.grouped(acted, layer.down, self._rows["down"], experts)  # type: ignore[arg-type]
+        if is_partial:  # no product was written for experts of other ranks
+            outputs.masked_fill_((by_expert == len(layer.down))[:, None], 0.0)  # type: ignore[arg-type]
         back = torch.empty_like(outputs)
         back[order] = outputs
         chosen = back.view(*experts.shape, self._rows["down"]).float() * shares.float().unsqueeze(

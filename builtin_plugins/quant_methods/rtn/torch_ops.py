@@ -71,10 +71,13 @@ class TorchOps:
         return linear(x, self._plain(weight, x.shape[-1]).to(x.dtype))
 
     def grouped(self, x: Tensor, weights: Tensor, rows: int, choices: Tensor) -> Tensor:
-        """Return each row's product with one of `weights`; rows are sorted by choice."""
+        """Return each row's product with one of `weights`; rows are sorted by choice.
+
+        Rows with the choice `len(weights)` are not computed.
+        """
         chosen = choices.flatten().sort().values
         out = x.new_empty(len(x), rows)
-        for index in set(chosen.tolist()):
+        for index in set(chosen.tolist()) - {len(weights)}:
             out[chosen == index] = self.linear(x[chosen == index], weights[index], rows)
         return out
 

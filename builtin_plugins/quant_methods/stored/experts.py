@@ -34,6 +34,11 @@ class BackendExperts:
         self._rounding: dict[str, InputRounding] = {}
         """Rounding of the inputs of each matrix, if they are rounded before the product."""
 
+    @property
+    def supports_expert_map(self) -> bool:
+        """Whether the backend computes nothing for experts of other ranks."""
+        return bool(getattr(self._backend, "supports_expert_map", False))
+
     def use_plain_method(self, plain: Callable[[], Any]) -> None:
         """Set the factory of the device's method for plain experts."""
         self._plain = plain

@@ -52,6 +52,7 @@ class PlainExperts:
 
     suffixes: tuple[str, ...] = ("weight",)
     stacked_suffixes: tuple[str, ...] = ("",)
+    supports_expert_map = True
 
     def shape(self, suffix: str, part: WeightShard) -> tuple[int, ...] | None:
         """Return the checkpoint shape of one expert's weight, or of all experts' weights."""
@@ -99,7 +100,10 @@ class PlainExperts:
 
 
 class Experts(QuantizedLayer):
-    """This rank's part of every expert's width; outputs are not yet summed over ranks."""
+    """This rank's part of every expert's width, or its experts with `MoeSpec.placement`.
+
+    Outputs are not yet summed over ranks.
+    """
 
     adapter: ExpertsAdapter | None
 
@@ -124,7 +128,10 @@ class Experts(QuantizedLayer):
         self._group = context.group
         self._spec = spec
         self._hidden = hidden
-        self.width = self._group.share(spec.width, "expert width")
+        self._own = spec.experts_of(self._group.rank, self._group.size)
+        """Numbers of this rank's experts in the model."""
+        is_whole = bool(spec.placement)
+        self.width = spec.width if is_whole else self._group.share(spec.width, "expert width")
         prefix = names.expert.format("") if names.expert else names.experts_gate_up
         prefix = f"{layer}.{prefix.rpartition('.')[0]}"
         method = layer_method(context.quant, "experts", prefix) or plain_method(
@@ -134,8 +141,10 @@ class Experts(QuantizedLayer):
             method or PlainExperts(),
             lambda: plain_method(context, "experts", prefix) or PlainExperts(),
         )
-        self.parts: dict[str, WeightShard] = self._each(names, layer) if names.expert else {}
-        self.method.create(self, spec.experts, self.width, hidden, context.dtype)
+        self._each = self._parts_of_each(names, layer) if names.expert else {}
+        self.parts = {name: part for name, part in self._each.items() if part.expert >= 0}
+        self.method.create(self, len(self._own), self.width, hidden, context.dtype)
+        self._register_expert_map()
         self.bias: nn.Parameter | None
         self.down_bias: nn.Parameter | None
         self.register_parameter("bias", None)
@@ -148,7 +157,7 @@ class Experts(QuantizedLayer):
             self._expect_stacked(names, layer, weights)
         else:
             for name, slot in self._stacked_slots(names, layer).items():
-                weights.add(name, slot.shape, slot.load, slot.after_load)
+                weights.add_slot(name, slot)
         if spec.bias:
             self._expect_biases(names, layer, context, weights)
         self.prefixes = {name: part.target for name, part in self.parts.items()}
@@ -156,6 +165,11 @@ class Experts(QuantizedLayer):
 
     def forward(self, x: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]: this rank's weighted sum of each token's experts [n, k]."""
+        if self.expert_map is not None:
+            experts = self.expert_map[experts]
+            shares = shares.masked_fill(experts == len(self._own), 0.0)
+            if not getattr(self.method, "supports_expert_map", False):
+                experts = experts.clamp(max=len(self._own) - 1)
         if self.adapter is None:
             return self.method.apply(self, x, shares, experts)  # type: ignore[no-any-return]
         if not hasattr(self.method, "product"):
@@ -179,10 +193,47 @@ class Experts(QuantizedLayer):
             self, matrix, x, self.method.product(self, matrix, x, experts), tokens, experts
         )
 
+    def _register_expert_map(self) -> None:
+        """Register this rank's number of each expert of the model, unless the rank has all.
+
+        Experts of other ranks have the number after this rank's last.
+        """
+        self.expert_map: torch.Tensor | None
+        self.register_buffer("expert_map", None)
+        if len(self._own) < self._spec.experts:
+            numbers = torch.full((self._spec.experts,), len(self._own))
+            numbers[list(self._own)] = torch.arange(len(self._own))
+            self.register_buffer("expert_map", numbers, persistent=False)
+
+    def slots(
+        self, prefix: str, separator: str, suffixes: tuple[str, ...], part: WeightShard
+    ) -> dict[str, WeightSlot]:
+        """Return the weight slots of tensors of one expert or of all the model's experts."""
+        found = super().slots(prefix, separator, suffixes, part)
+        if part.expert < 0:
+            return {name: _unread(slot) for name, slot in found.items()}
+        if not part.num_experts or self.expert_map is None:
+            return found
+        return {name: self._with_all_experts(slot) for name, slot in found.items()}
+
+    def _with_all_experts(self, slot: WeightSlot) -> WeightSlot:
+        """Return a slot that loads this rank's experts of a tensor of all experts."""
+
+        def load(tensor: torch.Tensor) -> None:
+            slot.load(tensor[self._own_experts] if tensor.ndim else tensor)
+
+        shape = slot.shape and (self._spec.experts, *slot.shape[1:])
+        return replace(slot, shape=shape, load=load)
+
+    @property
+    def _own_experts(self) -> slice:
+        own = self._own
+        return slice(own.start, own.stop, own.step)
+
     def _expect_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect three tensors per expert, or stacked tensors of all experts."""
         found: list[str] = []
-        for prefix, part in self.parts.items():
+        for prefix, part in self._each.items():
             self.expect(weights, prefix, part)
             found += [f"{prefix}.{suffix}" for suffix in self.tensor_spec(prefix).suffixes]
         weights.add_alternatives(self._stacked_slots(names, layer), found)
@@ -190,37 +241,37 @@ class Experts(QuantizedLayer):
     def _expect_all_or_each(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect two stacked tensors of all experts, or two tensors per expert."""
         each: dict[str, WeightSlot] = {}
-        for prefix, part in self.parts.items():
+        for prefix, part in self._each.items():
             facts = self.tensor_spec(prefix)
             each |= self.slots(prefix, ".", facts.suffixes, part)
-            for name, slot in self.slots(
-                prefix, ".", getattr(facts, "optional_suffixes", ()), part
-            ).items():
-                weights.add_alternative(name, slot.shape, slot.load, (), slot.after_load)
+            optional = self.slots(prefix, ".", getattr(facts, "optional_suffixes", ()), part)
+            for name, slot in optional.items():
+                weights.add_alternatives({name: slot}, ())
         stacked = self._stacked_slots(names, layer)
         for name, slot in stacked.items():
-            weights.add(name, slot.shape, slot.load, slot.after_load)
+            weights.add_slot(name, slot)
         weights.add_alternatives(each, tuple(stacked))
 
-    def _each(self, names: WeightNames, layer: str) -> dict[str, WeightShard]:
-        """Return this rank's part of every expert's matrices."""
+    def _parts_of_each(self, names: WeightNames, layer: str) -> dict[str, WeightShard]:
+        """Return this rank's part of every expert's matrices, those of other ranks included."""
         parts: dict[str, WeightShard] = {}
         interleaved = bool(names.expert_gate_up) and names.experts_layout == "interleaved"
         matrices = [(names.expert_gate, range(1)), (names.expert_up, range(1, 2))]
         if names.expert_gate_up or not self.gated:
             matrices = [(names.expert_gate_up or names.expert_up, range(1 + self.gated))]
         for index in range(self._spec.experts):
+            own = self._own.index(index) if index in self._own else -1
             expert = f"{layer}.{names.expert.format(index)}"
             for name, halves in matrices:
                 parts[f"{expert}.{name}"] = self._part(
-                    "gate_up", halves, interleaved=interleaved, expert=index
+                    "gate_up", halves, interleaved=interleaved, expert=own
                 )
-            parts[f"{expert}.{names.expert_down}"] = self._part("down", expert=index)
+            parts[f"{expert}.{names.expert_down}"] = self._part("down", expert=own)
         return parts
 
     def _stacked_slots(self, names: WeightNames, layer: str) -> dict[str, WeightSlot]:
         """Return the slots of stacked tensors, in the checkpoint's layout."""
-        count = self._spec.experts
+        count = len(self._own)
         interleaved = names.experts_layout in ("interleaved", "interleaved_rows")
         across = names.experts_layout in ("interleaved", "columns")
         halves = range(1 + self.gated)
@@ -245,7 +296,8 @@ class Experts(QuantizedLayer):
     def _expect_stacked(self, names: WeightNames, layer: str, weights: WeightMap) -> None:
         """Expect gate, up and down of all experts in three tensors, stacked or apart."""
         flat = names.experts_layout == "stacked"
-        count = self._spec.experts
+        count = len(self._own)
+        total = self._spec.experts
         width = self._spec.width
         hidden = self._hidden
         own = {
@@ -261,7 +313,7 @@ class Experts(QuantizedLayer):
                 if not flat:
                     weights.add(whole, slot.shape, slot.load, slot.after_load)
                     continue
-                shape = (count * width, hidden) if slot.shape == (count, width, hidden) else None
+                shape = (total * width, hidden) if slot.shape == (total, width, hidden) else None
                 weights.add(whole, shape, partial(self._unstack, slot), slot.after_load)
 
     def _unstack(self, slot: WeightSlot, tensor: torch.Tensor) -> None:
@@ -282,7 +334,7 @@ class Experts(QuantizedLayer):
         `halves` of gate_up are in the tensor: 0, 1 or both, with interleaved rows if `interleaved`.
         """
         whole = self._spec.width
-        own = self._group.own(self._spec.width)
+        own = slice(0, whole) if self._spec.placement else self._group.own(whole)
         hidden = slice(0, self._hidden)
         pieces: tuple[tuple[slice, slice], ...] = ((hidden, hidden),)
         if matrix == "gate_up":
@@ -313,14 +365,14 @@ class Experts(QuantizedLayer):
         count = self._spec.experts
         name = f"{layer}.{names.experts_gate_up}"
         part = self.parts[name]
-        bias = empty_parameter(count, part.target.stop, dtype=context.dtype)
+        bias = empty_parameter(len(self._own), part.target.stop, dtype=context.dtype)
         down_bias = empty_parameter(count, self._hidden, dtype=context.dtype)
         self.register_parameter("bias", bias)
         self.register_parameter("down_bias", down_bias)
         stacked = {
             f"{name}_bias": WeightSlot(
                 (count, part.out_features),
-                lambda tensor: copy_weight(bias.data, part.rows(tensor, 1)),
+                lambda tensor: copy_weight(bias.data, part.rows(tensor[self._own_experts], 1)),
             ),
             f"{layer}.{names.experts_down}_bias": WeightSlot(
                 (count, self._hidden), partial(copy_weight, down_bias.data)
@@ -330,15 +382,32 @@ class Experts(QuantizedLayer):
             weights.add(name, slot.shape, slot.load)
         if names.expert:
             each = {
-                f"{prefix}.bias": WeightSlot((own.out_features,), partial(self._take_bias, own))
-                for prefix, own in self.parts.items()
-                if not own.num_experts
+                f"{prefix}.bias": self._bias_slot(number, own)
+                for number, pair in enumerate(self._each_expert())
+                for prefix, own in pair
             }
             weights.add_alternatives(each, tuple(stacked))
 
-    def _take_bias(self, part: WeightShard, tensor: torch.Tensor) -> None:
-        whole = self.get_parameter("bias" if part.matrix == "gate_up" else "down_bias").data
-        copy_weight(whole[part.expert, part.target], part.rows(tensor))
+    def _each_expert(self) -> list[list[tuple[str, WeightShard]]]:
+        """Return (prefix, part) of the matrices of each expert of the model."""
+        listed = list(self._each.items())
+        size = len(listed) // self._spec.experts
+        return [listed[at : at + size] for at in range(0, len(listed), size)]
+
+    def _bias_slot(self, number: int, part: WeightShard) -> WeightSlot:
+        """Return the slot of one expert's bias; that of `down` is added on every rank."""
+        slot = WeightSlot((part.out_features,), partial(self._take_bias, number, part))
+        return _unread(slot) if part.expert < 0 and part.matrix == "gate_up" else slot
+
+    def _take_bias(self, number: int, part: WeightShard, tensor: torch.Tensor) -> None:
+        is_inner = part.matrix == "gate_up"
+        whole = self.get_parameter("bias" if is_inner else "down_bias").data
+        copy_weight(whole[part.expert if is_inner else number, part.target], part.rows(tensor))
+
+
+def _unread(slot: WeightSlot) -> WeightSlot:
+    """Return the slot of a tensor of another rank."""
+    return replace(slot, load=lambda tensor: None, after_load=None, reads=False)
 
 
 def _of_either_layout(slot: WeightSlot) -> WeightSlot:

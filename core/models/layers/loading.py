@@ -158,6 +158,8 @@ def read_model(
                     "learned positions of the model."
                 )
             spec = replace(spec, max_positions=served)
+        if config.options.get("enable_expert_parallel") and isinstance(spec, DecoderSpec):
+            spec = spec.with_expert_placement(config.options["expert_placement_strategy"])
         return spec, runner
 
 

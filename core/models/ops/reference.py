@@ -235,8 +235,8 @@ def moe(
     hidden, width]. `experts` int64 [n, k] are the chosen experts and `weights` [n, k] their
     weights. `activation` is the gated op without `_and_mul`; with the suffix `_alone` experts have
     no gate and `gate_up` has half the rows. `bias` [num_experts, 2 * width] is added before the
-    activation. The reference runs every expert on every token; implementations run only the chosen
-    ones.
+    activation. An expert `num_experts` is another rank's and adds nothing. The reference runs every
+    expert on every token; implementations run only the chosen ones.
     """
     act = expert_activation(activation)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -230,11 +230,14 @@ def grouped_moe(
     grouped_mm: Any = torch._grouped_mm
     hidden = grouped_mm(inputs, gate_up.transpose(1, 2), offs=ends)
     if bias is not None:
-        hidden = hidden + bias[flat[order]]
+        hidden = hidden + bias[flat[order].clamp(max=len(bias) - 1)]
     acted = reference.expert_activation(activation)(hidden)
     outputs = grouped_mm(acted, down.transpose(1, 2), offs=ends)
     back = torch.empty_like(outputs)
     back[order] = outputs
     # Each token sums its k results in a fixed order, so its result is batch invariant.
     shares = weights.float().unsqueeze(-1)  # [n, k, 1]
-    return (back.view(num_tokens, top_k, -1).float() * shares).sum(1).to(x.dtype)
+    products = back.view(num_tokens, top_k, -1).float() * shares
+    # Rows of experts of other ranks are uninitialised.
+    is_other = (experts == gate_up.shape[0]).unsqueeze(-1)
+    return products.masked_fill(is_other, 0.0).sum(1).to(x.dtype)

@@ -42,6 +42,8 @@ def moe(
 ) -> Tensor:
     """Return the weighted sum [n, hidden] of each token's experts (int64 [n, k], `weights` [n, k]).
 
+    An expert `num_experts` is another rank's: it is not computed, and its weight is 0.
+
     `gate_up` is [num_experts, 2 * width, hidden], or [num_experts, width, hidden] with `UNGATED`;
     `down` [num_experts, hidden, width]; `bias` of `gate_up` [num_experts, 2 * width]. The last
     dimensions are contiguous.
@@ -186,10 +188,12 @@ def _reduce(outputs, weights, weights_row, out, hidden, CHOICES: tl.constexpr, B
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in range(CHOICES):
+        weight = tl.load(weights + token * weights_row + choice).to(tl.float32)
+        # Without a weight, the output may not be written.
         theirs = tl.load(
-            outputs + (token * CHOICES + choice) * hidden + column, mask=column < hidden, other=0.0
+            outputs + (token * CHOICES + choice) * hidden + column,
+            mask=(column < hidden) & (weight != 0),
+            other=0.0,
         )
-        total += theirs.to(tl.float32) * tl.load(weights + token * weights_row + choice).to(
-            tl.float32
-        )
+        total += theirs.to(tl.float32) * weight
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=column < hidden)

@@ -165,16 +165,26 @@ def test_each_rank_gets_a_gpu_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
-def test_captured_ranks_give_the_tokens_of_one(tensor: int, pipeline: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "pipeline", "settings"),
+    [
+        ("LlamaForCausalLM", 2, 1, {}),
+        ("LlamaForCausalLM", 1, 2, {}),
+        ("LlamaForCausalLM", 2, 2, {}),
+        ("Qwen2MoeForCausalLM", 2, 2, {"enable_expert_parallel": True}),
+    ],
+)
+def test_captured_ranks_give_the_tokens_of_one(
+    architecture: str, tensor: int, pipeline: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
     """Ranks of the fake device communicate by Gloo; replays repeat reductions, and no transfers."""
-    folder = make_checkpoint("LlamaForCausalLM", tmp_path / "model", seed=1)
+    folder = make_checkpoint(architecture, tmp_path / "model", seed=1)
     given = (
-        prompts_of("LlamaForCausalLM", (6, 2)),
+        prompts_of(architecture, (6, 2)),
         SamplingParams(temperature=0.7, seed=3, max_tokens=8, ignore_eos=True),
     )
     whole = tokens_of(folder, *given, device="cpu", enforce_eager=True)
-    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, **settings}
     assert tokens_of(folder, *given, device="fake", plugins=PLUGINS, **sizes) == whole
 
 

@@ -305,10 +305,10 @@ class TestConfigCommand:
         assert origins(capsys)["block_size"] == (4, "flag --block-size")
 
     def test_planned_flag_is_rejected(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["config", "--enable-expert-parallel"]) == 2
+        assert main(["config", "--enable-dbo"]) == 2
         assert capsys.readouterr().err == (
-            "engine: error: --enable-expert-parallel: Expert parallelism and micro-batching: not "
-            "part of this version. Remove it.\n"
+            "engine: error: --enable-dbo: Micro-batching (dual batch overlap): not part of this "
+            "version. Remove it.\n"
         )
 
 
