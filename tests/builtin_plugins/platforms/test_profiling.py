@@ -85,6 +85,9 @@ def test_tokens_after_a_measured_step_are_equal(tmp_path: Path, plans: list[Step
     for settings in ({}, {"num_gpu_blocks_override": 8}):
         options = {"device": "fake", "plugins": PLUGINS, "skip_tokenizer_init": True}
         with LLM(str(folder), dtype="float32", **options, **SIZES, **settings) as llm:
+            made = FakeGpu.made
+            assert made is not None
+            assert made._recorded == {}, "nothing is recorded before the first token"
             outputs = llm.generate([[5, 6, 7]], params, use_tqdm=False)
             found.append(list(outputs[0].outputs[0].token_ids))
     assert found[0] == found[1]
