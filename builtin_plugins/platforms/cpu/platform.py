@@ -97,6 +97,11 @@ class CpuPlatform:
                 f"{recording.stated} applies to CUDA graphs only. Remove it; to disable step "
                 "recording on CPUs, use -O0 or --enforce-eager."
             )
+        if folder := config.options.get("kernel_cache_dir"):
+            raise ConfigError(
+                f"--kernel-cache-dir: got {folder}; expected none, because CPU kernels are "
+                "compiled when the package is built. Remove it."
+            )
         # Collectives of ranks are not calls of the C++ library.
         self._eager = recording.is_eager or num_ranks(config) > 1
         threads = config.device.num_threads

@@ -10,6 +10,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -80,8 +81,8 @@ class GpuPlatform:
         return True
 
     def start(self, config: EngineConfig) -> None:
-        """Store the settings of steps. Raises `ConfigError` for ranks that cannot communicate,
-        invalid graph settings, and settings of the CPU kernels.
+        """Store the settings of steps. Raises `ConfigError` for ranks that cannot communicate, a
+        cache folder that cannot be written, invalid graph settings, and settings of CPU kernels.
         """
         if isa := config.options.get("isa"):
             raise ConfigError(
@@ -95,6 +96,8 @@ class GpuPlatform:
                     f"--{field.replace('_', '-')}: got {size}; expected 1 on {self.name}. Remove "
                     "it, or use --device cpu."
                 )
+        if folder := config.options.get("kernel_cache_dir"):
+            _use_kernel_cache(folder)
         self._mixed = RecordingOptions.from_config(config).mixed
         self._max_model_len = config.model.max_model_len or 1
         self._has_peer_memory = not config.options.get("disable_custom_all_reduce", False)
@@ -261,6 +264,22 @@ class GpuPlatform:
         if not sizes or self.device != "cuda":
             return model.__call__
         return CudaGraphModel(model, sizes, self._max_model_len, GraphRecorder(), mixed=self._mixed)
+
+
+def _use_kernel_cache(folder: str) -> None:
+    """Let Triton, and the autotuner of its kernels, cache files in a folder."""
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--kernel-cache-dir: got {folder}; expected a folder that can be written "
+            f"({error.strerror or error}). Choose another one."
+        ) from error
+    # Imported lazily: a platform without Triton has other kernels.
+    import triton
+
+    triton.knobs.cache.dir = str(path.resolve())
 
 
 class CudaPlatform(GpuPlatform):

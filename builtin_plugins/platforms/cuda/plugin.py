@@ -12,8 +12,16 @@ def engine_check_settings(config: EngineConfig) -> None:
 @hookimpl
 def engine_options() -> list[Option]:
     """Return the options of recorded steps, for all platforms, and of ranks."""
-    text = "Sum over tensor-parallel GPUs by NCCL only, not through each other's memory."
-    return [*recording.options(), Option("disable_custom_all_reduce", bool, False, text)]
+    sums = "Sum over tensor-parallel GPUs by NCCL only, not through each other's memory."
+    cache = (
+        "Folder of compiled GPU kernels and their tuned launches, which later starts and other "
+        "machines with equal GPUs read; default: Triton's, ~/.triton/cache."
+    )
+    return [
+        *recording.options(),
+        Option("disable_custom_all_reduce", bool, False, sums),
+        Option("kernel_cache_dir", str | None, None, cache),
+    ]
 
 
 @hookimpl
