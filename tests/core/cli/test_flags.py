@@ -319,15 +319,9 @@ def test_short_flags_of_planned_options_are_rejected_by_name(
         parse(short, value)
 
 
-@pytest.mark.parametrize(
-    ("short", "long"),
-    [
-        ("-ep", "enable-expert-parallel"),
-    ],
-)
-def test_short_switches_of_planned_options_are_rejected_by_name(short: str, long: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--{long}: "):
-        parse(short)
+def test_short_switch_of_a_plugin_option() -> None:
+    assert parse("-ep").options["enable_expert_parallel"] is True
+    assert parse("--enable-expert-parallel", "--disable-expert-parallel") == parse()
 
 
 def test_renamed_flag_works_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from core_kernels.triton import routing
 from core_kernels.triton.moe import moe
 
 from core.models.ops import reference
+from core.models.ops.torch_impls import grouped_moe
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,21 @@ def test_moe_with_any_number_of_tokens_per_expert(num_tokens: int) -> None:
     torch.testing.assert_close(moe(*given), reference.moe(*given), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("implementation", [moe, grouped_moe])
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_of_other_ranks_are_not_computed(implementation: Any, biased: bool) -> None:
+    torch.manual_seed(3)
+    gate_up = torch.randn(3, 16, 12) * 0.3
+    down = torch.randn(3, 12, 8) * 0.3
+    bias = torch.randn(3, 16) if biased else None
+    experts = torch.tensor([[0, 3], [3, 3], [1, 2]])
+    shares = torch.rand(3, 2).masked_fill(experts == 3, 0.0)
+    given = torch.randn(3, 12), gate_up, down, shares, experts, "silu", bias
+    found = implementation(*given)
+    torch.testing.assert_close(found, reference.moe(*given), atol=1e-5, rtol=1e-5)
+    assert not found[1].any()
+
+
 @pytest.mark.parametrize("count", [1, 16, 37, 200])
 @pytest.mark.parametrize("num_experts", [1, 5, 40])
 def test_routing_in_one_launch_equals_a_stable_sort(count: int, num_experts: int) -> None:
@@ -55,6 +73,7 @@ def test_routing_in_one_launch_equals_a_stable_sort(count: int, num_experts: int
     for experts in (
         chosen,
         torch.full_like(chosen, num_experts - 1),
+        torch.where(chosen % 2 == 0, chosen, num_experts),  # of other ranks
         chosen // 2 * 2 % num_experts,
     ):
         found = routing.route(experts, num_experts, 16)
