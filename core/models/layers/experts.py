@@ -144,7 +144,7 @@ class Experts(QuantizedLayer):
         self._each = self._parts_of_each(names, layer) if names.expert else {}
         self.parts = {name: part for name, part in self._each.items() if part.expert >= 0}
         self.method.create(self, len(self._own), self.width, hidden, context.dtype)
-        self._register_expert_map()
+        self._register_expert_map(weights)
         self.bias: nn.Parameter | None
         self.down_bias: nn.Parameter | None
         self.register_parameter("bias", None)
@@ -193,17 +193,22 @@ class Experts(QuantizedLayer):
             self, matrix, x, self.method.product(self, matrix, x, experts), tokens, experts
         )
 
-    def _register_expert_map(self) -> None:
-        """Register this rank's number of each expert of the model, unless the rank has all.
-
-        Experts of other ranks have the number after this rank's last.
-        """
+    def _register_expert_map(self, weights: WeightMap) -> None:
+        """Register this rank's number of each expert of the model, unless the rank has all."""
         self.expert_map: torch.Tensor | None
         self.register_buffer("expert_map", None)
         if len(self._own) < self._spec.experts:
-            numbers = torch.full((self._spec.experts,), len(self._own))
-            numbers[list(self._own)] = torch.arange(len(self._own))
+            numbers = torch.empty(self._spec.experts, dtype=torch.int64)
             self.register_buffer("expert_map", numbers, persistent=False)
+            self._number_experts()
+            weights.after_load(self._number_experts)  # its memory may have been released
+
+    def _number_experts(self) -> None:
+        """Number this rank's experts; those of other ranks have the number after its last."""
+        assert self.expert_map is not None, "the rank has all experts"
+        own = torch.arange(len(self._own), device=self.expert_map.device)
+        self.expert_map.fill_(len(self._own))
+        self.expert_map[self._own_experts] = own
 
     def slots(
         self, prefix: str, separator: str, suffixes: tuple[str, ...], part: WeightShard

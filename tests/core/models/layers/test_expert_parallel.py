@@ -85,6 +85,9 @@ def test_rank_holds_its_experts_and_reads_no_others(tmp_path: Path) -> None:
     decoder = build("qwen_moe:qwen3_moe", folder, group, "linear")
     layers = [module for module in decoder.modules() if isinstance(module, Experts)]
     assert [len(layer.down) for layer in layers] == [2] * len(layers)
+    layers[0].get_buffer("expert_map").zero_()  # as if its memory had been released
+    decoder.load_weights(load_file(folder / "model.safetensors").items())
+    assert layers[0].get_buffer("expert_map").tolist() == [2, 2, 2, 0, 1]
     reads = decoder.weights.reads
     prefix = "model.layers.0.mlp"
     read = [reads(f"{prefix}.experts.{index}.up_proj.weight") for index in range(5)]
