@@ -188,12 +188,10 @@ def _reduce(outputs, weights, weights_row, out, hidden, CHOICES: tl.constexpr, B
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in range(CHOICES):
-        weight = tl.load(weights + token * weights_row + choice).to(tl.float32)
-        # Without a weight, the output may not be written.
         theirs = tl.load(
-            outputs + (token * CHOICES + choice) * hidden + column,
-            mask=(column < hidden) & (weight != 0),
-            other=0.0,
+            outputs + (token * CHOICES + choice) * hidden + column, mask=column < hidden, other=0.0
         )
-        total += theirs.to(tl.float32) * weight
+        weight = tl.load(weights + token * weights_row + choice).to(tl.float32)
+        # Without a weight, the output may not have been written.
+        total += tl.where(weight != 0, theirs.to(tl.float32) * weight, 0.0)
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=column < hidden)
