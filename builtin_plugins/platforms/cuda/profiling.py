@@ -30,7 +30,7 @@ def smallest_layout(config: EngineConfig, layers: Sequence[LayerKV]) -> KVLayout
 def largest_step(config: EngineConfig, layout: KVLayout) -> StepPlan:
     """Return a step with the largest number of tokens, of sampling rows that divide them."""
     scheduler = config.scheduler
-    longest = (config.model.max_model_len or 2) - 1  # one position for the sampled token
+    longest = max(1, (config.model.max_model_len or 2) - 1)  # and the sampled token
     tokens = scheduler.max_num_batched_tokens or longest
     rows = min(scheduler.max_num_seqs or 1, tokens)
     each, more = divmod(min(tokens, rows * longest), rows)

@@ -409,7 +409,7 @@ def check_finite(
     `where`.
     """
     for name, tensor in tensors:
-        if not is_finite(sample(tensor)):
+        if not tensor.is_meta and not is_finite(sample(tensor)):
             raise ModelError(not_finite(name, str(getattr(loader, "reading", None) or where)))
         yield name, tensor
         del tensor  # frees its pages before the next one is read
