@@ -237,6 +237,13 @@ def amd_accesses(text: str) -> tuple[Counter[int], Counter[int], Counter[int]]:
 
 
 def products_of(text: str) -> tuple[str, ...]:
-    """Return the kinds of matrix instructions in a code."""
+    """Return the kinds of matrix instructions in a code; `scaled`: with scales of blocks."""
     kinds = ("tcgen05.mma", "wgmma", "mma.sync", "v_mfma")
-    return tuple(kind for kind in kinds if kind in text)
+    found = [kind for kind in kinds if kind in text]
+    scaled = [kind for kind in found if re.search(rf"{kind}\S*block_scale", text)]
+    integer = [kind for kind in found if re.search(rf"{kind}\S*(\.s8|kind::i8|i32_\S*i8)", text)]
+    return (
+        *found,
+        *(f"{kind} scaled" for kind in scaled),
+        *(f"{kind} int8" for kind in integer),
+    )

@@ -19,11 +19,13 @@ import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks
+from core_kernels.triton.block_scaled import BlockScaledOps
 from core_kernels.triton.gated_linear import gated_linear
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.moe import moe
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
-from core_kernels.triton.scaled_mm import Float8Inputs, round_rows
+from core_kernels.triton.row_quantizer import RowQuantizer
 
 from benchmarks.gpu.compiled import TARGETS, VECTOR_BYTES, Program, compiling
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
@@ -90,14 +92,24 @@ def quantized(numbers: GroupedOps, hidden: int, width: int, num_experts: int = 0
         numbers.grouped(empty(len(choices), hidden), weight, width, choices)
 
 
-def float8_rows(hidden: int, width: int, group: int) -> None:
-    """Launch what writes the inputs of FP8 products."""
+def block_scaled(hidden: int, width: int) -> None:
+    """Launch the product of a weight in MXFP4, for few rows and for many."""
+    numbers = BlockScaledOps()
+    weight = numbers.empty(width, hidden, torch.bfloat16)
+    for rows in (1, 4 * ROWS):
+        numbers.linear(empty(rows, hidden), weight, width)
+
+
+def quantized_rows(
+    hidden: int, width: int, group: int, kind: torch.dtype = torch.float8_e4m3fn
+) -> None:
+    """Launch what writes the inputs of products of eight bits."""
     x = empty(ROWS, hidden)
-    inputs = Float8Inputs(group)
+    inputs = RowQuantizer(group, kind)
     inputs.rms_norm(x, empty(hidden), 1e-6, 0.0)
     inputs.add_rms_norm(x, x, empty(hidden), 1e-6, 0.0)
     inputs.gated(empty(ROWS, 2 * width), "silu")
-    round_rows(x, group)
+    inputs.round(x)
 
 
 def mamba2(channels: int, heads: int, head_size: int, state: int, taps: int) -> None:
@@ -145,11 +157,14 @@ def copies(kv_heads: int, head_size: int) -> None:
 
 
 def llama_8b() -> None:
-    """meta-llama/Llama-3.1-8B, with int4 and float8 weights, adapters and copies of blocks."""
+    """meta-llama/Llama-3.1-8B, with weights of low-bit numbers, adapters and copies of blocks."""
     dense(4096, 14336, 32, 8, 128, 128256)
     quantized(QuantizedOps(4, 128), 4096, 14336)
     quantized(FloatOps(torch.float8_e4m3fn, 128), 4096, 14336)
-    float8_rows(4096, 14336, WHOLE_ROW)
+    quantized_rows(4096, 14336, WHOLE_ROW)
+    quantized_rows(4096, 14336, WHOLE_ROW, torch.int8)
+    quantized(ScaledIntOps(), 4096, 14336)
+    block_scaled(4096, 14336)
     adapters(4096, 14336, 16)
     copies(8, 128)
 
@@ -159,7 +174,7 @@ def deepseek_v3() -> None:
     attend(AttentionParams(128, 1, 576, 0.1, value_size=512))
     experts(7168, 2048, 256, 8)
     quantized(FloatOps(torch.float8_e4m3fn, 128), 7168, 4096, 256)
-    float8_rows(7168, 18432, 128)
+    quantized_rows(7168, 18432, 128)
 
 
 def qwen3_next() -> None:

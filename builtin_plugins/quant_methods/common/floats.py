@@ -137,6 +137,7 @@ class PackedFloatsFormat(FloatsFormat):
             is_float=True,
             has_global_scales=bool(global_scale),
             has_e8m0_scales=not global_scale,
+            activation_bits=kernel_bits(activations, "fp4"),
         )
         self.bits_per_weight = bits + 8 / (group_shape.columns or 32)
 

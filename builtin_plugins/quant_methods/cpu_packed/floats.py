@@ -160,8 +160,8 @@ class PackedFloats:
         return None if find is None else find(self._rows, self._width, self._dtype)
 
     def rounds_inputs(self) -> bool:
-        """Return whether the kernels round x to eight bits."""
-        return self.quantized_inputs() is not None
+        """Return whether the kernels round x."""
+        return getattr(self._ops, "x_bits", 16) < 16 or self.quantized_inputs() is not None
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""

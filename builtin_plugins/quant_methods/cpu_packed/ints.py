@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from core_kernels.library import Library
@@ -19,6 +19,9 @@ from builtin_plugins.quant_methods.cpu_packed.group_sizes import (
 )
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Layout, LayoutSpec
 from core.api import ModelError
+
+if TYPE_CHECKING:
+    from core.model_spec.quant_method import QuantizedInputs
 
 MakeOps = Callable[[torch.dtype], QuantizedOps]
 """Returns kernels for scales of that dtype."""
@@ -84,9 +87,15 @@ class PackedInts:
         """Return x @ weight.T."""
         return self._ops.linear(x, layer.weight, self._rows, self._order)  # type: ignore[arg-type]
 
+    def quantized_inputs(self) -> QuantizedInputs | None:
+        """Return kernels that write x as these kernels multiply it; None: x is plain."""
+        find = getattr(self._ops, "inputs", None)
+        return None if find is None else find(self._rows, self._width, self._dtype)
+
     def rounds_inputs(self) -> bool:
         """Return whether the kernels round x to eight bits per row; float32 rows are not."""
-        return getattr(self._ops, "x_bits", 16) == 8 and self._dtype != torch.float32
+        own = getattr(self._ops, "x_bits", 16) == 8 and self._dtype != torch.float32
+        return own or self.quantized_inputs() is not None
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""

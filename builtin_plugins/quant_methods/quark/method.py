@@ -13,6 +13,7 @@ from builtin_plugins.quant_methods.common.module_names import NameList, read_glo
 from builtin_plugins.quant_methods.common.scales import ALL, GroupShape
 from builtin_plugins.quant_methods.stored.activations import (
     FLOATS,
+    MX_GROUP,
     ActivationScheme,
     warn_unsupported,
 )
@@ -31,8 +32,6 @@ LINEAR: Final = "Linear"
 """The layer type with quantized weights; settings of other types are not needed."""
 ROTATIONS: Final = ("online_r1_rotation", "r4")
 """Online rotations, which change products. An equal rotation of keys and queries (r3) does not."""
-MX_GROUP: Final = 32
-"""Four- and six-bit floats per shared exponent."""
 
 
 class Quark(ExcludeListMethod):

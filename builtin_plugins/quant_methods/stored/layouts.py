@@ -55,7 +55,7 @@ class LayoutSpec:
     spans_rows: bool = False
     """Groups continue from one row to the next: a row may end inside a group."""
     activation_bits: int = 16
-    """Bits that the checkpoint expects inputs to be rounded to, with one scale per row.
+    """Bits that the checkpoint expects inputs to be rounded to, with one scale per row; 4: MXFP4.
 
     Float32 inputs are never rounded.
     """

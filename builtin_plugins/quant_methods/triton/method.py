@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from core_kernels.triton.block_scaled import BlockScaledOps
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, QuantizedOps
 from core_kernels.triton.scaled_mm import ScaledFloatOps
 from torch import nn
@@ -27,11 +29,13 @@ class TritonWeights(PlainWeights):
 
     name = "triton"
     of_floats: OfFloats = FloatOps
+    block_scaled = False
+    """Whether the device multiplies blocks with scales."""
 
     def linear(self, prefix: str) -> LinearMethod:
         """Return a new linear method."""
         del prefix
-        return TritonLinear(self.of_floats)
+        return TritonLinear(self.of_floats, block_scaled=self.block_scaled)
 
     def head(self, prefix: str) -> LinearMethod:
         """Return a new method, which embeds as well."""
@@ -50,11 +54,19 @@ class Float8Weights(TritonWeights):
     of_floats: OfFloats = ScaledFloatOps
 
 
+class BlockScaledWeights(Float8Weights):
+    """The same on a device that multiplies FP4 with a scale for each block."""
+
+    name = "triton_block_scaled"
+    block_scaled = True
+
+
 class TritonLinear(PlainLinear):
     """A plain weight, with backends for quantized ones."""
 
-    def __init__(self, of_floats: OfFloats) -> None:
+    def __init__(self, of_floats: OfFloats, *, block_scaled: bool = False) -> None:
         self._of_floats = of_floats
+        self._block_scaled = block_scaled
 
     def apply_with_bias(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias, in one launch."""
@@ -64,7 +76,11 @@ class TritonLinear(PlainLinear):
     def backend_for(self, spec: LayoutSpec) -> ints.PackedInts | floats.PackedFloats | None:
         """Return the backend of a layout; None: no kernel multiplies it."""
         if not spec.is_float:
-            return None if spec.has_float_zeros else ints.PackedInts(_ints(spec))
+            if spec.has_float_zeros:
+                return None
+            return ints.PackedInts(ScaledIntOps if _quantizes_inputs(spec) else _ints(spec))  # type: ignore[arg-type]
+        if self._block_scaled and _is_block_scaled(spec):
+            return floats.PackedFloats(lambda floats: BlockScaledOps())  # type: ignore[arg-type,return-value]
         make = _floats(spec, self._of_floats if spec.activation_bits <= 8 else FloatOps)
         return None if make is None else floats.PackedFloats(make)
 
@@ -90,6 +106,19 @@ class TritonExperts(PlainExperts):
     def rounding_ops(self, bits: int, group: int) -> QuantizedOps:
         """Return the kernels for weights rounded to `bits` on load."""
         return QuantizedOps(bits, group)
+
+
+def _quantizes_inputs(spec: LayoutSpec) -> bool:
+    """Return whether integer weights are multiplied by integer x: both with a scale per row."""
+    is_plain = not (spec.has_zeros or spec.has_g_idx or spec.spans_rows)
+    return is_plain and spec.activation_bits == spec.bits == 8 and spec.group_size <= 0
+
+
+def _is_block_scaled(spec: LayoutSpec) -> bool:
+    """Return whether weights and inputs are MXFP4."""
+    is_plain = not (spec.has_zeros or spec.has_g_idx or spec.has_codebook or spec.spans_rows)
+    sizes = spec.bits, spec.activation_bits, spec.group_size
+    return is_plain and spec.has_e8m0_scales and sizes == (4, 4, BlockScaledOps.group)
 
 
 def _ints(spec: LayoutSpec) -> ints.MakeOps:

@@ -26,4 +26,12 @@ def engine_quant_methods() -> list[Entry]:
             when={"triton": [True], "float8": [True], "dtype": ["bfloat16"]},
             gives=gives,
         ),
+        Entry(
+            "triton_block_scaled",
+            f"{FOLDER}:BlockScaledWeights",
+            "the same, with MXFP4 products by Triton for checkpoints made for MXFP4 activations",
+            priority=30,
+            when={"triton": [True], "capability": range(100, 200), "dtype": ["bfloat16"]},
+            gives=gives,
+        ),
     ]

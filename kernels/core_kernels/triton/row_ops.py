@@ -1,6 +1,6 @@
 """Row operations: norms in float32, gated activations and the rotary embedding.
 
-Norms and activations also write rows in eight-bit floats, for products that read them so.
+Norms and activations also write rows in eight bits, for products that read them so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.float8 import Float8Rows, store_float8
 from core_kernels.triton.launching import Rows, next_power_of_2, rows_of, sigmoid, tanh, warps
+from core_kernels.triton.quantized_rows import QuantizedRows, store_quantized
 
 Tensor = torch.Tensor
-Target = TypeVar("Target", Tensor, Float8Rows)
+Target = TypeVar("Target", Tensor, QuantizedRows)
 
 ELEMENTS = 4096
 """Elements per program; short rows (heads) share a program."""
@@ -58,7 +58,7 @@ def add_layer_norm(
 def sum_normed(
     x: Tensor,
     residual: Tensor,
-    out: Tensor | Float8Rows,
+    out: Tensor | QuantizedRows,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
@@ -111,9 +111,11 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _target(out: Tensor | Float8Rows, width: int, block: int) -> tuple[Tensor, Tensor | None, int]:
+def _target(
+    out: Tensor | QuantizedRows, width: int, block: int
+) -> tuple[Tensor, Tensor | None, int]:
     """Return where elements and scales are written, and the elements of a block that share one."""
-    if isinstance(out, Float8Rows):
+    if isinstance(out, QuantizedRows):
         return out.codes, out.scales, block if out.group == width else out.group
     return out, None, 0
 
@@ -143,7 +145,7 @@ def _store_normed(
         wide += tl.load(bias + element, mask=element < WIDTH, other=0.0).to(tl.float32)[None, :]
     if scales is not None:
         rounded = wide.to(x.dtype.element_ty).to(tl.float32)
-        store_float8(out, scales, rounded, row, 0, count, WIDTH, ROWS, BLOCK, GROUP)
+        store_quantized(out, scales, rounded, row, 0, count, WIDTH, ROWS, BLOCK, GROUP)
     else:
         to = out + row[:, None] * WIDTH + element[None, :]
         tl.store(to, wide.to(out.dtype.element_ty), mask=mine)
@@ -208,7 +210,7 @@ def gated(x: Tensor, activation: str) -> Tensor:
     return out
 
 
-def write_gated(x: Tensor, activation: str, out: Tensor | Float8Rows) -> None:
+def write_gated(x: Tensor, activation: str, out: Tensor | QuantizedRows) -> None:
     """Write activation(gate) * up to `out`; with one scale per row, at most `MAX_GATED_BLOCK`
     elements.
     """
@@ -216,7 +218,7 @@ def write_gated(x: Tensor, activation: str, out: Tensor | Float8Rows) -> None:
     rows = rows_of(x)
     if rows.count and half:
         block = GATED_BLOCK
-        if isinstance(out, Float8Rows) and out.group == half:
+        if isinstance(out, QuantizedRows) and out.group == half:
             block = next_power_of_2(half)
         values, scales, group = _target(out, half, block)
         _gated[rows.count, triton.cdiv(half, block)](
@@ -262,7 +264,7 @@ def _gated(
     found = activated(gate, up, ACTIVATION)
     if scales is not None:
         rounded = found.to(x.dtype.element_ty).to(tl.float32)
-        store_float8(
+        store_quantized(
             out, scales, rounded[None, :], row + tl.arange(0, 1), first, count, half, 1, BLOCK,
             GROUP,
         )  # fmt: skip

@@ -9,7 +9,8 @@ import torch
 from core_kernels.triton import chunked_scan
 from core_kernels.triton.launching import INTERPRETED
 from core_kernels.triton.quantized import WHOLE_ROW
-from core_kernels.triton.scaled_mm import ScaledFloatOps, round_rows
+from core_kernels.triton.quantized_rows import round_rows
+from core_kernels.triton.scaled_mm import ScaledFloatOps
 
 from core.models.ops import reference
 from tests.kernels.triton.test_triton_quantized import CASES, assert_near, floats, packed

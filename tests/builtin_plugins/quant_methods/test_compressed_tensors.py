@@ -253,6 +253,19 @@ def test_activation_bits_follow_dynamic_per_token_config(activations: Any, bits:
     assert stored.layout_spec.activation_bits == bits
 
 
+@pytest.mark.parametrize(
+    ("changes", "bits"), [({}, 4), ({"dynamic": False}, 16), ({"group_size": 16}, 16)]
+)
+def test_mxfp4_activations_are_known(changes: dict[str, Any], bits: int) -> None:
+    facts = config(*SCHEMES["mxfp4"])
+    activations = {"num_bits": 4, "type": "float", "group_size": 32, "dynamic": True, **changes}
+    facts["config_groups"]["group_0"]["input_activations"] = activations
+    stored = CompressedTensors(facts).choose_format("model.layers.0.mlp.down_proj")
+    assert stored is not None
+    assert stored.layout_spec is not None
+    assert stored.layout_spec.activation_bits == bits
+
+
 @pytest.mark.parametrize("mixture", ["block_sparse_moe", "mlp"])
 def test_mixtral_experts_with_transformers_names(mixture: str, tmp_path: Path) -> None:
     layout, facts = SCHEMES["fp8 in rows"]

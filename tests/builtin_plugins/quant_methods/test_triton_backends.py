@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from core_kernels.triton import scaled_mm
+from core_kernels.triton import int8_mm, scaled_mm
+from core_kernels.triton.block_scaled import BlockScaledOps
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.quantized import FloatOps, QuantizedOps
-from core_kernels.triton.scaled_mm import ScaledFloatOps, round_rows
+from core_kernels.triton.quantized_rows import round_rows
+from core_kernels.triton.scaled_mm import ScaledFloatOps
 
 from benchmarks.gpu.counting_gpu import LaunchCounter
 from builtin_plugins.models import llama
 from builtin_plugins.op_impls.triton import ops as triton_ops
+from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
 from builtin_plugins.quant_methods.cpu_packed.floats import PackedFloatExperts, PackedFloats
 from builtin_plugins.quant_methods.cpu_packed.ints import PackedIntExperts, PackedInts
 from builtin_plugins.quant_methods.rtn.method import Int4, Int8
 from builtin_plugins.quant_methods.stored.backends import DequantizedBackend, select_backend
 from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
-from builtin_plugins.quant_methods.triton.method import Float8Weights, TritonWeights
+from builtin_plugins.quant_methods.triton.method import (
+    BlockScaledWeights,
+    Float8Weights,
+    TritonWeights,
+)
 from builtin_plugins.quant_methods.triton.plugin import engine_quant_methods
 from core.config import EngineConfig
 from core.model_spec.parallel import ParallelGroup
@@ -29,6 +38,7 @@ from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap
 from core.models.ops.table import reference_ops
 from core.testing.one_sequence import Session, plain_context, read_config
+from tests.builtin_plugins.quant_methods.writers import compressed_tensors as compressed_writers
 from tests.builtin_plugins.quant_methods.writers import float_formats as float_formats_writers
 from tests.builtin_plugins.quant_methods.writers import mxfp4 as mxfp4_writers
 from tests.builtin_plugins.quant_methods.writers.kernel_formats import CASES, LLAMA, gptq_case
@@ -108,19 +118,31 @@ def test_activations_are_rounded_only_for_w8a8_checkpoints() -> None:
     assert (by_row.activation_bits, by_block.activation_bits) == (8, 8)
 
 
-def test_fp8_inputs_are_quantized_where_they_are_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["float8", "int8"])
+def test_inputs_are_quantized_where_they_are_computed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only attention outputs take a launch of their own; logits are equal bit by bit."""
-    write, quant = float_formats_writers.CASES["fp8 of tensors"]
+    if kind == "float8":
+        module, ops = scaled_mm, ScaledFloatOps
+        write, quant = float_formats_writers.CASES["fp8 of tensors"]
+    else:
+        module, ops = int8_mm, ScaledIntOps
+        layout, facts = compressed_writers.SCHEMES["int8 in rows"]
+        write = compressed_writers.library_writer(layout, facts)
+        settings = compressed_writers.config(layout, facts)
+        settings["config_groups"]["group_0"]["input_activations"] = {
+            "num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True
+        }  # fmt: skip
+        quant = partial(CompressedTensors, settings)
     stored, _ = quantize(plain_tensors(LLAMA, tmp_path), write)
     own_ops = {name: getattr(triton_ops, name) for name in ("rms_norm", "silu_and_mul")}
     table = replace(reference_ops(), add_rms_norm=triton_ops.add_rms_norm, **own_ops)
     rounded: list[torch.Tensor] = []
 
-    def counted(x: torch.Tensor, group: int) -> Any:
+    def counted(x: torch.Tensor, *how: Any) -> Any:
         rounded.append(x)
-        return round_rows(x, group)
+        return round_rows(x, *how)
 
     def found() -> torch.Tensor:
         rounded.clear()
@@ -130,11 +152,11 @@ def test_fp8_inputs_are_quantized_where_they_are_computed(
         decoder.load_weights(stored.items())
         return Session(decoder).step([*range(100, 105)])
 
-    monkeypatch.setattr(scaled_mm, "round_rows", counted)
+    monkeypatch.setattr(module, "round_rows", counted)
     fused = found()
     layers = len(llama.spec(read_config(tmp_path)).layers)
     assert len(rounded) == layers
-    monkeypatch.setattr(ScaledFloatOps, "inputs", lambda *unused: None)
+    monkeypatch.setattr(ops, "inputs", lambda *unused: None)
     assert torch.equal(fused, found())
     assert len(rounded) == 4 * layers
 
@@ -165,10 +187,33 @@ def test_bias_is_added_by_the_product_unless_ranks_are_summed() -> None:
 
 
 def test_device_facts_select_the_method() -> None:
-    first, second = engine_quant_methods()
+    first, second, third = engine_quant_methods()
     assert first.when == {"triton": [True]}
     assert second.when == {"triton": [True], "float8": [True], "dtype": ["bfloat16"]}
-    assert second.priority > first.priority
+    assert third.when["capability"] == range(100, 200)
+    assert third.priority > second.priority > first.priority
+
+
+def test_integers_with_integer_inputs_are_multiplied_as_integers() -> None:
+    linear = TritonWeights().linear("layer")
+    for activation_bits, group, ops in (
+        (8, -1, ScaledIntOps),
+        (16, -1, QuantizedOps),
+        (8, 128, QuantizedOps),
+    ):
+        spec = LayoutSpec(8, group, activation_bits=activation_bits)
+        assert type(linear.backend_for(spec)._ops) is ops  # type: ignore[attr-defined]
+
+
+def test_mxfp4_with_mxfp4_inputs_is_multiplied_by_blocks_where_the_device_can() -> None:
+    spec = LayoutSpec(4, 32, is_float=True, has_e8m0_scales=True, activation_bits=4)
+    for weights, own, ops in (
+        (BlockScaledWeights(), spec, BlockScaledOps),
+        (Float8Weights(), spec, QuantizedOps),
+        (BlockScaledWeights(), replace(spec, activation_bits=16), QuantizedOps),
+        (BlockScaledWeights(), replace(spec, group_size=16), QuantizedOps),
+    ):
+        assert type(weights.linear("layer").backend_for(own)._ops) is ops  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

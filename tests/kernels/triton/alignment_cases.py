@@ -8,11 +8,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
+from core_kernels.triton import block_scaled
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks, write_kv
+from core_kernels.triton.block_scaled import BlockScaledOps, decoded
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 from core_kernels.triton.quantized import QuantizedOps
-from core_kernels.triton.scaled_mm import Float8Inputs, round_rows
+from core_kernels.triton.quantized_rows import round_rows
+from core_kernels.triton.row_quantizer import RowQuantizer
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops
@@ -154,9 +158,46 @@ def quantized(lay: Layout, dtype: torch.dtype) -> Pairs:
         values, steps = round_rows(lay(x), 32)[:2]
         yield values.float() * steps.repeat_interleave(32, 1)[:, :width], _rounded(x, 32)
         normed = reference.rms_norm(x, x[0], 1e-6, 1.0)
-        rows = Float8Inputs(32).rms_norm(lay(x), lay(x[0]), 1e-6, 1.0)
+        rows = RowQuantizer(32).rms_norm(lay(x), lay(x[0]), 1e-6, 1.0)
         found = rows.values.float() * rows.scales.repeat_interleave(32, 1)[:, :width]
         yield found, _rounded(normed, 32)
+
+
+def integers(lay: Layout, dtype: torch.dtype) -> Pairs:
+    """Products of eight-bit integers by x, which is rounded as well unless it is float32."""
+    dtype = torch.bfloat16 if dtype is torch.float32 else dtype
+    for width in (64, 75):
+        numbers = ScaledIntOps(torch.float16)
+        codes = torch.randint(-128, 128, (5, width), dtype=torch.int8)
+        scales = (torch.rand(5, 1) / 8).half()
+        weight = numbers.empty(5, width, dtype)
+        numbers.pack_codes(weight, 5, 0, codes, scales)
+        x = torch.randn(3, width).to(dtype)
+        steps = x.float().abs().amax(1, keepdim=True) / 127
+        sums = (x.float() / steps).round() @ codes.float().T
+        yield _within_16_bits(numbers.linear(lay(x), weight, 5), sums * steps * scales.float().T)
+
+
+def _within_16_bits(found: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return results that are rounded to 16 bits for every dtype, and what they must equal."""
+    is_near = (found.float() - expected).abs() <= 1e-2 * expected.abs().max()
+    return torch.where(is_near, expected, found.float()), expected
+
+
+def blocks_of_floats(lay: Layout, dtype: torch.dtype) -> Pairs:
+    """Products of MXFP4 by x, which is rounded as well unless it is float32."""
+    dtype = torch.bfloat16 if dtype is torch.float32 else dtype
+    for width in (64, 75):
+        numbers = BlockScaledOps()
+        codes = torch.tensor([-12, -3, 0, 1, 8], dtype=torch.int8)[torch.randint(5, (6, width))]
+        scales = torch.exp2(torch.randint(-5, 2, (6, -(-width // 32))).float())
+        weight = numbers.empty(6, width, dtype)
+        numbers.pack_codes(weight, 6, 0, codes, scales)
+        plain = codes.float() * scales.repeat_interleave(32, 1)[:, :width]
+        x = torch.randn(3, width).to(dtype)
+        rounded = decoded(block_scaled.round_rows(x), width)
+        yield decoded(block_scaled.round_rows(lay(x)), width), rounded
+        yield _within_16_bits(numbers.linear(lay(x), weight, 6), rounded @ plain.T)
 
 
 def _rounded(x: Tensor, group: int) -> Tensor:
@@ -188,5 +229,7 @@ KERNELS: Final = {
     "cache writes": cache_writes,
     "adapters": adapters,
     "quantized": quantized,
+    "integers": integers,
+    "blocks of floats": blocks_of_floats,
     "copies": copies,
 }

@@ -13,9 +13,11 @@ import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import chunked_scan, sequential_scan
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks
+from core_kernels.triton.block_scaled import BlockScaledOps
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
-from core_kernels.triton.scaled_mm import round_rows
+from core_kernels.triton.quantized_rows import round_rows
 
 from benchmarks.gpu.compiled import compiling
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
@@ -90,6 +92,10 @@ def launch_all() -> None:
         numbers.grouped(draw(5, 512), weights, 256, torch.tensor([0, 0, 1, 1, 1]))
         numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
     round_rows(draw(3, 5000), WHOLE_ROW)
+    for more in (ScaledIntOps(), BlockScaledOps()):
+        weight = more.empty(256, 512, torch.bfloat16)
+        for rows in (1, 300):
+            more.linear(draw(rows, 512), weight, 256)
     adapters = LowRankOps("cpu", torch.bfloat16, 32)
     table = adapters.table(4, 1)
     rows_of = adapters.rows(4)

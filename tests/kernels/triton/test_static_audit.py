@@ -13,7 +13,8 @@ SPILLED_BYTES = {"_decode": 32}
 512 latent elements holds more numbers than a thread has registers.
 """
 NARROW = {"_delta", "_ssd", "_reduce", "_write_qk_norm_rope"}
-"""Kernels that read shares, steps or weights of experts one by one."""
+NARROW |= {"_block_scaled_product"}
+"""Kernels that read shares, steps, scales, interleaved pairs or weights of experts one by one."""
 
 
 @pytest.fixture(scope="module")

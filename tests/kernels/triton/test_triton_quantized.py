@@ -7,8 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 from core_kernels.triton import row_ops, scaled_mm
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
-from core_kernels.triton.scaled_mm import Float8Inputs, ScaledFloatOps, round_rows
+from core_kernels.triton.quantized_rows import round_rows
+from core_kernels.triton.row_quantizer import RowQuantizer
+from core_kernels.triton.scaled_mm import ScaledFloatOps
 
 from builtin_plugins.quant_methods.cpu_packed.floats import write_rows
 from builtin_plugins.quant_methods.stored.layouts import GroupedInts, Layout, ScaledFloats
@@ -168,11 +171,26 @@ def test_rows_are_rounded_with_a_scale_per_group(group: int) -> None:
 
 
 @pytest.mark.parametrize("group", [WHOLE_ROW, 128])
+def test_rows_are_rounded_to_integers(group: int) -> None:
+    x = (torch.randn(4, 200) * torch.tensor([1e-9, 1.0, 7.0, 3.0])[:, None]).bfloat16()
+    x[1] = 0
+    x[3, 5] = float("nan")
+    values, scales = round_rows(x, group, torch.int8)[:2]
+    own = scales.repeat_interleave(min(group, 200), 1)[:, :200]
+    expected = (x.float() / own.masked_fill(own == 0, 1)).round().clamp(-127, 127)
+    assert torch.equal(values[:3].float(), expected[:3])
+    assert values.dtype is torch.int8
+    assert values.abs().max() == 127
+    assert (values.float() * own)[3, 5].isnan()
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("group", [WHOLE_ROW, 128])
 @pytest.mark.parametrize("width", [144, 1168])
 def test_norms_and_activations_write_what_rounding_their_results_gives(
-    group: int, width: int
+    group: int, width: int, kind: torch.dtype
 ) -> None:
-    inputs = Float8Inputs(group)
+    inputs = RowQuantizer(group, kind)
     x = torch.randn(5, width + 8).bfloat16()[:, :width]  # rows with gaps between
     x[1] = 0
     x[2, 7] = float("nan")
@@ -189,7 +207,7 @@ def test_norms_and_activations_write_what_rounding_their_results_gives(
         (found_sum[0], expected_sum[0]),
         (inputs.gated(both, "silu"), row_ops.gated(both, "silu")),
     ):
-        rounded = round_rows(expected, group)
+        rounded = round_rows(expected, group, kind)
         assert torch.equal(found.codes, rounded.codes)
         torch.testing.assert_close(found.scales, rounded.scales, rtol=0, atol=0, equal_nan=True)
         assert found.scales.stride() == rounded.scales.stride()
@@ -197,7 +215,7 @@ def test_norms_and_activations_write_what_rounding_their_results_gives(
 
 def test_activations_of_long_rows_with_one_scale_take_two_launches() -> None:
     x = torch.randn(1, 2 * (row_ops.MAX_GATED_BLOCK + 16)).bfloat16()
-    found = Float8Inputs(WHOLE_ROW).gated(x, "relu")
+    found = RowQuantizer(WHOLE_ROW).gated(x, "relu")
     assert torch.equal(found.codes, round_rows(row_ops.gated(x, "relu"), WHOLE_ROW).codes)
 
 
@@ -252,6 +270,30 @@ def test_inputs_stay_unquantized_without_scaled_mm(
         x = torch.randn(2, width).to(dtype)
         found = ops.linear(x, packed(ops, layout), rows)
         assert_near(found, x.float() @ layout.dequantize().T)
+
+
+@pytest.mark.parametrize(("count", "rows", "width"), [*SHAPES, (65, 130, 272)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int8_gemm_multiplies_integers(
+    count: int, rows: int, width: int, dtype: torch.dtype
+) -> None:
+    _, layout = integers(rows, width, 8, WHOLE_ROW, False)
+    ops = ScaledIntOps(torch.float16)
+    weight = packed(ops, layout)
+    x = torch.randn(count, width + 3)[:, :width].to(dtype)
+    values, scales = round_rows(x, WHOLE_ROW, torch.int8)[:2]
+    sums = values.double() @ layout.codes.double().T
+    expected = (sums.float() * scales * layout.scales.float().T).to(dtype)
+    found = ops.linear(x, weight, rows)
+    # The interpreter rounds to bfloat16 toward zero.
+    assert dtype is torch.bfloat16 or torch.equal(found, expected)
+    assert_near(found, expected.float())
+    quantizer = ops.inputs(rows, width, dtype)
+    assert quantizer is not None
+    assert torch.equal(ops.linear(quantizer.round(x), weight, rows), found)
+    wide = x.float()
+    assert ops.inputs(rows, width, wide.dtype) is None
+    assert_near(ops.linear(wide, weight, rows), wide @ layout.dequantize().T)
 
 
 @pytest.mark.slow

@@ -1,0 +1,223 @@
+"""GEMM of four-bit floats (E2M1) that share a scale, a power of two, in groups of 32: MXFP4.
+
+x is rounded to the same format, and products are `tl.dot_scaled`: block-scaled matrix instructions
+from compute capability 10.0, numbers decoded to bfloat16 elsewhere. A weight is bytes: two codes
+each, the first of a pair in the low nibble, row by row, then exponents [rows, groups].
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import pad
+
+from core_kernels.triton.autotune import Autotuner, LaunchConfig, row_bucket
+from core_kernels.triton.launching import MIN_DOT_SIZE, next_power_of_2
+from core_kernels.triton.quantized import FOUR_BIT_FLOATS, MAX_ROWS
+
+Tensor = torch.Tensor
+
+GROUP: Final = tl.constexpr(32)
+"""Elements per scale."""
+INNER: Final = 128
+"""Columns per accumulation step; rows are padded with zeros to a multiple of it."""
+EXPONENT_BIAS: Final = tl.constexpr(127)
+LARGEST_EXPONENT: Final = tl.constexpr(2)
+"""Exponent of the largest number, 6."""
+LARGEST_BYTE: Final = tl.constexpr(254)
+"""Byte of the largest scale; 255 is no number."""
+ROUNDED_GROUPS: Final = 32
+"""Groups that a program rounds."""
+CONFIGS: Final = (LaunchConfig(128, 4, 3), LaunchConfig(64, 4, 3), LaunchConfig(128, 8, 4))
+AUTOTUNE: Final = Autotuner("block-scaled", CONFIGS)
+
+
+class BlockScaled(NamedTuple):
+    """Rows of four-bit floats."""
+
+    codes: Tensor
+    """uint8 [n, bytes of a row]"""
+    exponents: Tensor
+    """uint8 [n, groups]: of scales, with a bias of 127."""
+
+
+class BlockScaledOps:
+    """Products of weights and x in MXFP4; those of float32 x use decoded weights."""
+
+    bits: Final = 4
+    x_bits: Final = 4
+    group: Final = GROUP.value
+    has_zeros: Final = False
+
+    def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
+        """Return memory for a weight [rows, width], or for `count` of them; the dtype is
+        ignored.
+        """
+        del dtype
+        size = rows * sum(_row_bytes(width))
+        return torch.empty(size if count is None else (count, size), dtype=torch.uint8)
+
+    def parts(self, weight: Tensor, rows: int, width: int) -> BlockScaled:
+        """Return the views of one weight."""
+        codes, groups = _row_bytes(width)
+        return BlockScaled(
+            weight[: rows * codes].view(rows, codes), weight[rows * codes :].view(rows, groups)
+        )
+
+    def pack_codes(
+        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor
+    ) -> None:
+        """Write doubled floats [n, width] of `FOUR_BIT_FLOATS`, int8, and half their scales [n,
+        groups], powers of two, to rows from `first`.
+        """
+        count, width = codes.shape
+        groups = -(-width // self.group)
+        if scales.shape != (count, groups):
+            raise ValueError(
+                f"scales: got {list(scales.shape)}; expected {[count, groups]} for codes "
+                f"{list(codes.shape)}. Use one scale for each {self.group} columns."
+            )
+        if weight.is_meta:  # memory plan: no data
+            return
+        known = torch.tensor(FOUR_BIT_FLOATS, device=codes.device)
+        stored = torch.searchsorted(known, codes.abs().long()).to(torch.uint8)
+        stored |= (codes < 0).to(torch.uint8) << 3
+        views = self.parts(weight, rows, width)
+        padded = pad(stored, (0, 2 * views.codes.shape[1] - width)).view(count, -1, 2)
+        exponents = torch.frexp(scales.float()).exponent  # mantissa 0.5: of the whole scale
+        own = slice(first, first + count)
+        views.codes[own] = (padded[..., 0] | padded[..., 1] << 4).to(weight.device)
+        raw = (exponents + EXPONENT_BIAS.value).clamp(0, LARGEST_BYTE.value).to(torch.uint8)
+        views.exponents[own] = pad(raw, (0, views.exponents.shape[1] - groups)).to(weight.device)
+
+    def rows(
+        self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return the plain rows [n, width] for ids [n]."""
+        views = self.parts(weight, rows, width)
+        return decoded(BlockScaled(views.codes[ids], views.exponents[ids]), width).to(dtype)
+
+    def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
+        """Return x @ weight.T, [..., rows]. `order`: index into x for each column of the weight."""
+        x = x if order is None else x[..., order]
+        flat = x.reshape(-1, x.shape[-1])
+        count, width = flat.shape
+        views = self.parts(weight, rows, width)
+        if x.dtype is torch.float32:
+            return x @ decoded(views, width).T
+        out = x.new_empty(*x.shape[:-1], rows)
+        if not out.numel():
+            return out
+        rounded = round_rows(flat)
+        block = min(MAX_ROWS, next_power_of_2(count, MIN_DOT_SIZE))
+
+        def launch(config: LaunchConfig) -> None:
+            _block_scaled_product[triton.cdiv(rows, config.columns), triton.cdiv(count, block)](
+                *views, *rounded, views.codes.stride(0), views.exponents.stride(0), out, count,
+                rows,
+                ROWS=block, COLUMNS=config.columns, INNER=INNER, GROUP=GROUP.value,
+                num_warps=config.warps, num_stages=config.stages,
+            )  # fmt: skip
+
+        AUTOTUNE.launch(x.device, (row_bucket(count), rows, width, str(x.dtype)), launch)
+        return out
+
+
+def decoded(rows: BlockScaled, width: int) -> Tensor:
+    """Return the numbers [n, width] in float32."""
+    positive = torch.tensor(FOUR_BIT_FLOATS, dtype=torch.float32, device=rows.codes.device) / 2
+    numbers = torch.cat([positive, -positive])
+    nibbles = torch.stack([rows.codes & 15, rows.codes >> 4], -1).flatten(1)
+    scales = torch.exp2(rows.exponents.float() - EXPONENT_BIAS.value)
+    return (numbers[nibbles.int()] * scales.repeat_interleave(GROUP.value, 1))[:, :width]
+
+
+def round_rows(x: Tensor) -> BlockScaled:
+    """Return the rows of x [n, width] in four bits, with a scale for each group."""
+    count, width = x.shape
+    codes, groups = _row_bytes(width)
+    out = BlockScaled(
+        torch.empty((count, codes), dtype=torch.uint8, device=x.device),
+        torch.empty((count, groups), dtype=torch.uint8, device=x.device),
+    )
+    _round_block_scaled[count, triton.cdiv(groups, ROUNDED_GROUPS)](
+        x, x.stride(0), x.stride(1), *out, width, codes, groups,
+        GROUP=GROUP.value, GROUPS=ROUNDED_GROUPS, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _row_bytes(width: int) -> tuple[int, int]:
+    """Return the bytes of a row's codes and of its exponents."""
+    padded = -(-width // INNER) * INNER
+    return padded // 2, padded // GROUP.value
+
+
+@triton.jit
+def _nearest(x):
+    """Return the codes of the nearest E2M1 floats, ties to even."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
+    code += (size > 5.0).to(tl.int32)
+    return tl.where(x < 0.0, code | 8, code)
+
+
+@triton.jit
+def _round_block_scaled(
+    x, x_row, x_element, codes, exponents, width, row_bytes, groups,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """One program: some groups of a row. A group with a number that is none is none."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    element = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    mine = element < width
+    read = tl.load(x + row * x_row + element * x_element, mask=mine, other=0.0).to(tl.float32)
+    sizes = tl.abs(read)
+    # Numbers that are none have the largest bits of all.
+    highest = tl.max(sizes.to(tl.int32, bitcast=True), 1)
+    exponent = tl.maximum((highest >> 23) - LARGEST_EXPONENT, 1)
+    exponent = tl.where(highest >= 0x7F800000, LARGEST_BYTE + 1, exponent)
+    scale = (tl.minimum(exponent, LARGEST_BYTE) << 23).to(tl.float32, bitcast=True)
+    found = _nearest(tl.where(read == read, read, 0.0) / scale[:, None])
+    low, high = tl.split(tl.reshape(found, (GROUPS, GROUP // 2, 2)))
+    byte = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
+    to = codes + row * row_bytes + byte
+    tl.store(to, (low | (high << 4)).to(tl.uint8), mask=(group < groups)[:, None])
+    tl.store(exponents + row * groups + group, exponent.to(tl.uint8), mask=group < groups)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _block_scaled_product(
+    codes, exponents, x_codes, x_exponents, row_bytes, groups, out, count, rows,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program: some rows of the weight by some rows of x.
+
+    The weight is the left operand: its tile has as many rows as the matrix units take.
+    """
+    row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = (row < rows)[:, None]
+    mine = (index < count)[:, None]
+    byte = tl.arange(0, INNER // 2)[None, :]
+    group = tl.arange(0, INNER // GROUP)[None, :]
+    row_index = row.to(tl.int64)[:, None]
+    x_index = index.to(tl.int64)[:, None]
+    weight_at = codes + row_index * row_bytes + byte
+    x_at = x_codes + x_index * row_bytes + byte
+    weight_scale_at = exponents + row_index * groups + group
+    x_scale_at = x_exponents + x_index * groups + group
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for step in range(row_bytes // (INNER // 2)):
+        weight = tl.load(weight_at + step * (INNER // 2), mask=there, other=0)
+        read = tl.load(x_at + step * (INNER // 2), mask=mine, other=0)
+        of_weight = tl.load(weight_scale_at + step * (INNER // GROUP), mask=there, other=0)
+        of_x = tl.load(x_scale_at + step * (INNER // GROUP), mask=mine, other=0)
+        total = tl.dot_scaled(weight, of_weight, "e2m1", tl.trans(read), of_x, "e2m1", total)
+    to = out + x_index * rows + row[None, :]
+    tl.store(to, tl.trans(total).to(out.dtype.element_ty), mask=mine & (row < rows)[None, :])
