@@ -22,9 +22,11 @@ from core_kernels.triton.block_copy import BlockCopier, copy_blocks
 from core_kernels.triton.block_scaled import BlockScaledOps
 from core_kernels.triton.gated_linear import gated_linear
 from core_kernels.triton.int8_mm import ScaledIntOps
+from core_kernels.triton.latent_rows import latent_rows
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.moe import moe
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
+from core_kernels.triton.router import choose_experts
 from core_kernels.triton.row_quantizer import RowQuantizer
 
 from benchmarks.gpu.compiled import TARGETS, VECTOR_BYTES, Program, compiling
@@ -73,8 +75,12 @@ def attend(params: AttentionParams) -> None:
         backend.attend_with_rope(params, rope, query, key, value, positions, sequences.cache, plan)
 
 
-def experts(hidden: int, width: int, num_experts: int, choices: int) -> None:
+def experts(hidden: int, width: int, num_experts: int, choices: int, num_groups: int = 1) -> None:
     """Launch a layer of experts, for few pairs an expert and for many."""
+    logits = empty(ROWS, num_experts, dtype=torch.float32)
+    grouped = num_groups, -(-num_groups // 2), 2, 0.0
+    score = "sigmoid" if num_groups > 1 else "softmax"
+    choose_experts(logits, logits[0], score, choices, grouped, True, 1.0)
     gate_up = empty(num_experts, 2 * width, hidden)
     down = empty(num_experts, hidden, width)
     for rows in (ROWS, 64 * num_experts // choices):
@@ -172,7 +178,12 @@ def llama_8b() -> None:
 def deepseek_v3() -> None:
     """deepseek-ai/DeepSeek-V3: latent attention, experts in float8 by groups of 128."""
     attend(AttentionParams(128, 1, 576, 0.1, value_size=512))
-    experts(7168, 2048, 256, 8)
+    down = empty(ROWS, 2112)
+    latent_rows(
+        empty(ROWS, 128, 576), down[:, :512], down[:, 512:576], empty(ROWS, 128, 192)[..., 128:],
+        empty(512), 1e-6, 0.0, empty(256, 64, dtype=torch.float32), torch.arange(ROWS), True,
+    )  # fmt: skip
+    experts(7168, 2048, 256, 8, num_groups=8)
     quantized(FloatOps(torch.float8_e4m3fn, 128), 7168, 4096, 256)
     quantized_rows(7168, 18432, 128)
 

@@ -38,6 +38,7 @@ class OpTable:
     softcap: Callable[[torch.Tensor, float], torch.Tensor]
     widen: Unary
     moe: Callable[..., torch.Tensor]
+    select_experts: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     causal_conv: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     ssd_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -49,6 +50,8 @@ class OpTable:
     draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gated_linear: Callable[..., torch.Tensor] | None = None
     """None: a product, then its activation."""
+    latent_rows: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+    """None: a norm, then RoPE, then copies."""
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -7,14 +7,17 @@ from typing import Final
 
 from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
 from core_kernels.triton.gated_linear import gated_linear
+from core_kernels.triton.latent_rows import latent_rows
 from core_kernels.triton.moe import moe
+from core_kernels.triton.router import MAX_EXPERTS, choose_experts
 from core_kernels.triton.row_ops import rotary
 from torch import Tensor
 
-from core.models.ops import torch_impls
+from core.models.ops import experts, torch_impls
+from core.models.ops.experts import ExpertGroups
 from core.models.ops.sampling import Truncation
 
-__all__ = ["gated_linear", "moe", "rotary"]
+__all__ = ["gated_linear", "latent_rows", "moe", "rotary"]
 
 MAX_SEQUENTIAL_TOKENS: Final = 16
 """Longest segment computed by a sequential scan; longer ones use the chunked scan."""
@@ -58,6 +61,24 @@ def delta_scan(
     # Per-channel decay uses the torch implementation.
     scan = chunked_scan.delta_scan if decay.dim() == 3 else torch_impls.delta_scan
     return scan(query, key, value, decay, write, state, query_scale)
+
+
+def select_experts(
+    logits: Tensor,
+    bias: Tensor | None,
+    score: str,
+    top_k: int,
+    groups: ExpertGroups,
+    renormalize: bool,
+    scale: float,
+    chosen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return expert weights and experts, [n, top_k] each, for float32 logits [n, experts]."""
+    if chosen is not None or logits.shape[1] > MAX_EXPERTS:
+        return experts.select_experts(
+            logits, bias, score, top_k, groups, renormalize, scale, chosen
+        )
+    return choose_experts(logits, bias, score, top_k, groups, renormalize, scale)
 
 
 def truncate(logits: Tensor, truncation: Truncation) -> Tensor:

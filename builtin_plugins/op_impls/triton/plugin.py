@@ -13,6 +13,8 @@ OPS = {
     "relu_and_mul": "ReLU and product without temporaries",
     "gated_linear": "gate, up and activation of few rows in one launch, where that is faster",
     "rotary": "query and key rotated in place, in one launch",
+    "latent_rows": "keys and rotated queries of latent attention in one launch",
+    "select_experts": "scores, groups and choice of experts in one launch",
     "moe": "experts by grouped products, activation and weighted sum fused",
     "causal_conv": "convolution and SiLU in one pass",
     "selective_scan": "a state walks through its stretch in registers",

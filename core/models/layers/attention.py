@@ -14,10 +14,10 @@ from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindo
 from core.model_spec.kv import CrossAttention as CrossKV
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.mlp import narrow_sigmoid
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
 from core.models.layers.positions import RelativeBias
 from core.models.layers.sinks import expect_sinks
+from core.models.ops.experts import narrow_sigmoid
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext

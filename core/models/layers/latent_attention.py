@@ -19,7 +19,7 @@ from core.models.layers.attention import temperature_scale
 from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
-from core.models.layers.norm import make_norm, optional_norm
+from core.models.layers.norm import RmsNorm, make_norm, optional_norm
 from core.models.layers.per_head import PerHead
 from core.models.layers.sinks import expect_sinks
 
@@ -86,6 +86,9 @@ class LatentAttention(nn.Module):
         )
         self.cache: torch.Tensor | None = None
         self._build_projections(hidden, names, layer, context, weights)
+        is_plain = type(self.latent_norm) is RmsNorm and self.shared_norm is None
+        is_plain &= rotary is not None and spec.latent_scale == 1.0
+        self._latent_rows = context.ops.latent_rows if is_plain else None
         self.indexer = _make_indexer(
             spec, hidden, f"{layer}.{names.indexer}", rotary, context, weights
         )
@@ -172,24 +175,12 @@ class LatentAttention(nn.Module):
         latent, shared = down[:, self.down.slices["latent"]].split(
             [spec.rank, spec.shared_size], dim=-1
         )
-        latent = self.latent_norm(latent)
-        if spec.latent_scale != 1.0:
-            latent = latent * spec.latent_scale
         read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
         if spec.query_scale != 1.0:
             read = read * spec.query_scale
         nope_query, rope_query, gate = self._queries(read, down, positions)
-        if self.shared_norm is not None:
-            shared = self.shared_norm(shared)
-        shared = shared[:, None]
-        if self._rotary is not None:
-            rope_query, shared = self._rotary(rope_query, shared, positions)
-        latent_query = self.key_up(nope_query)  # [n, heads, rank]
-        if self.adapter is not None:
-            latent_query = self.adapter(self, "key", nope_query, latent_query)
-        key = torch.cat([latent[:, None], shared], dim=-1)
+        query, key = self._query_and_key(latent, shared, nope_query, rope_query, positions)
         assert self.cache is not None, "bind_kv was not called"
-        query = torch.cat([latent_query, rope_query], dim=-1)
         if spec.indexer is None:
             sums = self._backend.attend(
                 self.params, query, key, key[..., : spec.rank], self.cache, plan
@@ -206,6 +197,39 @@ class LatentAttention(nn.Module):
             gates = self.gate(x).float().sigmoid().to(values.dtype)
             values = values * gates.view(len(x), self.heads, -1)
         return self.out(values.flatten(1))  # type: ignore[no-any-return]
+
+    def _query_and_key(
+        self,
+        latent: torch.Tensor,
+        shared: torch.Tensor,
+        nope_query: torch.Tensor,
+        rope_query: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [n, heads, head_size] and keys [n, 1, head_size] for the cache."""
+        spec = self.spec
+        if self._latent_rows is not None and self.adapter is None:
+            assert self._rotary is not None, "keys are rotated"
+            query = latent.new_empty(len(latent), self.heads, spec.head_size)
+            key, _ = self._latent_rows(
+                query, latent, shared, rope_query, self.latent_norm.weight, spec.norm.eps,
+                spec.norm.offset, *self._rotary.table(positions), self._rotary.interleaved,
+            )  # fmt: skip
+            self.key_up(nope_query, query[..., : spec.rank])
+            return query, key
+        latent = self.latent_norm(latent)
+        if spec.latent_scale != 1.0:
+            latent = latent * spec.latent_scale
+        if self.shared_norm is not None:
+            shared = self.shared_norm(shared)
+        shared = shared[:, None]
+        if self._rotary is not None:
+            rope_query, shared = self._rotary(rope_query, shared, positions)
+        latent_query = self.key_up(nope_query)  # [n, heads, rank]
+        if self.adapter is not None:
+            latent_query = self.adapter(self, "key", nope_query, latent_query)
+        key = torch.cat([latent[:, None], shared], dim=-1)
+        return torch.cat([latent_query, rope_query], dim=-1), key
 
     def _queries(
         self, read: torch.Tensor, down: torch.Tensor, positions: torch.Tensor

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from core.models.layers.weights import WeightMap
 
 
-def narrow_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return the sigmoid of each number, as the softmax of it and 0; for a few numbers per token.
-
-    `torch.sigmoid` computes the last numbers of a tensor, too few for a vector, to other bits, so
-    the result of a token would depend on the number of tokens.
-    """
-    return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
-
-
 class Mlp(nn.Module):
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,9 +12,10 @@ from torch import nn
 from core.errors import ModelError
 from core.models.layers.experts import Experts
 from core.models.layers.linear import AdapterSlot, Linear, Slice
-from core.models.layers.mlp import Mlp, expect_scalar, narrow_sigmoid
+from core.models.layers.mlp import Mlp, expect_scalar
 from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
+from core.models.ops.experts import ExpertGroups, narrow_sigmoid
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from core.model_spec.layer import MoeSpec, ParallelExpertsSpec
     from core.model_spec.names import WeightNames
     from core.models.layers.residual import ForwardContext
-
-
-SCORES: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "softmax": partial(torch.softmax, dim=-1),
-    "sigmoid": narrow_sigmoid,
-    "sqrt_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
-}
-"""Scores of experts by name, from float32 router logits."""
 
 
 class Moe(nn.Module):
@@ -198,7 +190,7 @@ class Moe(nn.Module):
         further = None
         if self.spec.num_always:
             logits, further = logits.split([self.spec.experts, self.spec.num_always], dim=-1)
-        shares, experts = select_experts(self.spec, logits, self.correction_bias, chosen)
+        shares, experts = self._select(logits, chosen)
         if further is not None:
             shares = _weigh_together(self.spec, logits.gather(-1, experts), further)
         if self.learned_scale is not None:
@@ -227,6 +219,21 @@ class Moe(nn.Module):
             gate = self.shared_gate_adapter(x, self._ops.linear(x, self.shared_expert_gate))
             shared = shared * narrow_sigmoid(gate)
         return out + shared
+
+    def _select(
+        self, logits: torch.Tensor, chosen: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return expert weights and experts, [n, top_k] each, for float32 router logits [n,
+        experts]. `chosen`: the experts [n, top_k], if scores do not choose them.
+        """
+        spec = self.spec
+        if spec.score == "sparsemixer":
+            return _sparsemixer(logits, spec.top_k, spec.jitter)
+        groups = ExpertGroups(spec.groups, spec.topk_groups, spec.group_top_k, spec.outside_score)
+        return self._ops.select_experts(
+            logits, self.correction_bias, spec.score, spec.top_k, groups, spec.renormalize,
+            spec.scale, chosen,
+        )  # fmt: skip
 
     def _logits(self, read: torch.Tensor, step: ForwardContext | None) -> torch.Tensor:
         """Return router logits [n, experts] in float32."""
@@ -274,43 +281,10 @@ def _load_table(table: torch.Tensor, num_experts: int, tensor: torch.Tensor) -> 
     table.copy_(found)
 
 
-def select_experts(
-    spec: MoeSpec,
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    chosen: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return expert weights and experts, [n, top_k] each, for float32 router logits [n,
-    experts]. `chosen`: the experts [n, top_k], if scores do not choose them.
-    """
-    if spec.score == "sparsemixer":
-        return _sparsemixer(logits, spec.top_k, spec.jitter)
-    scores = SCORES[spec.score](logits)
-    choice_scores = scores if bias is None else scores + bias
-    if spec.groups > 1:
-        choice_scores = _best_groups(spec, choice_scores)
-    shares, experts = choice_scores.topk(spec.top_k, dim=-1)
-    experts = experts if chosen is None else chosen
-    if choice_scores is not scores or chosen is not None:
-        shares = scores.gather(-1, experts)
-    if spec.renormalize:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return (shares if spec.scale == 1.0 else shares * spec.scale), experts
-
-
 def _weigh_together(spec: MoeSpec, chosen: torch.Tensor, always: torch.Tensor) -> torch.Tensor:
     """Return weights that sum to `scale`, by the sigmoids of the logits of both kinds of experts."""
     logits = torch.cat([chosen, always], -1)
     return torch.nn.functional.logsigmoid(logits).softmax(-1) * spec.scale
-
-
-def _best_groups(spec: MoeSpec, choice_scores: torch.Tensor) -> torch.Tensor:
-    """Return the scores, with `outside_score` for experts outside of the best groups."""
-    grouped = choice_scores.view(-1, spec.groups, spec.experts // spec.groups)
-    worth = grouped.topk(spec.group_top_k, dim=-1).values.sum(-1)  # [n, groups]
-    best = worth.topk(spec.topk_groups, dim=-1).indices
-    is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
-    return grouped.masked_fill(is_out[..., None], spec.outside_score).view_as(choice_scores)
 
 
 def _sparsemixer(

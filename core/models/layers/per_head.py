@@ -29,8 +29,15 @@ class PlainPerHead:
         copy_weight(layer.get_parameter("weight").data, matrices.transpose(1, 2))
 
     def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return the batched product."""
-        return torch.bmm(x.transpose(0, 1), layer.get_parameter("weight")).transpose(0, 1)
+        """Return the batched product, contiguous."""
+        weight = layer.get_parameter("weight")
+        return self.write(layer, x, x.new_empty(*x.shape[:2], weight.shape[2]))
+
+    def write(self, layer: nn.Module, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the batched product to `out` and return it."""
+        weight = layer.get_parameter("weight")
+        torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+        return out
 
 
 class PerHead(nn.Module):
@@ -47,6 +54,10 @@ class PerHead(nn.Module):
         """Set the matrices [heads, rows, width]."""
         self.method.load(self, matrices)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, heads, rows] for x [n, heads, width]."""
-        return self.method.apply(self, x)
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [n, heads, rows] for x [n, heads, width], in `out` if it is given."""
+        if out is None:
+            return self.method.apply(self, x)
+        if isinstance(self.method, PlainPerHead):
+            return self.method.write(self, x, out)
+        return out.copy_(self.method.apply(self, x))

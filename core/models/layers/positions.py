@@ -73,10 +73,13 @@ class Rotary:
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return query and key after RoPE; both may be modified in place."""
+        return self._rotary(query, key, *self.table(positions), self.interleaved)
+
+    def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a table of cosines and sines, and the row of each token of the step."""
         if self.step_cos_sin is None:
-            return self._rotary(query, key, self.cos_sin, positions, self.interleaved)
-        rows = torch.arange(len(self.step_cos_sin), device=positions.device)
-        return self._rotary(query, key, self.step_cos_sin, rows, self.interleaved)
+            return self.cos_sin, positions
+        return self.step_cos_sin, torch.arange(len(self.step_cos_sin), device=positions.device)
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:

@@ -15,7 +15,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from core.models.ops.experts import select_experts
 from core.models.ops.sampling import Truncation, uniform
+
+__all__ = ["select_experts"]
 
 Tensor = torch.Tensor
 
@@ -126,6 +129,29 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     if size == x.shape[-1]:
         return result.to(x.dtype)
     return torch.cat((result.to(x.dtype), x[..., size:]), -1)
+
+
+def latent_rows(
+    query: Tensor,
+    latent: Tensor,
+    shared: Tensor,
+    rope_query: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return keys [n, 1, rank + size], and the end of `query` [n, heads, rank + size], where it
+    writes `rope_query` [n, heads, size] after RoPE.
+
+    A key is the RMS norm of the latent [n, rank], then `shared` [n, size] after RoPE.
+    """
+    own = rms_norm(latent, weight, eps, offset)
+    turned, end = rotary(rope_query, shared[:, None], cos_sin, positions, interleaved)
+    query[..., latent.shape[1] :] = turned
+    return torch.cat([own[:, None], end], -1), query[..., latent.shape[1] :]
 
 
 def full_attention(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import PluginError, did_you_mean
 from core.model_spec.op_table import OpTable
-from core.models.ops import reference, sampling, selection, torch_impls
+from core.models.ops import experts, reference, sampling, selection, torch_impls
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def reference_ops() -> OpTable:
         softcap=reference.softcap,
         widen=reference.widen,
         moe=grouped_moe,
+        select_experts=experts.select_experts,
         causal_conv=reference.causal_conv,
         ssd_scan=torch_impls.ssd_scan,
         selective_scan=torch_impls.selective_scan,

@@ -14,6 +14,7 @@ import torch
 from core.errors import did_you_mean
 from core.model_spec.op_table import OpImplementation, OpTable
 from core.models.ops import reference
+from core.models.ops.experts import SCORES, ExpertGroups
 from core.models.ops.sampling import Truncation
 from core.plugin.facts import why_not
 
@@ -130,6 +131,21 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
         yield draw(3, 36)[:, :16], draw(10, 36)[:, :16], "silu"  # rows with gaps between
     elif op == "select_tokens":
         yield from _selection_examples(draw)
+    elif op == "latent_rows":
+        for num_tokens, heads, rank, size, half in (
+            (0, 2, 8, 4, 2),
+            (1, 5, 24, 8, 4),
+            (9, 3, 7, 6, 2),
+        ):
+            down = draw(num_tokens, rank + size + 3)
+            parts = down[:, :rank], down[:, rank : rank + size]
+            rope_query = draw(num_tokens, heads, size + 2)[..., 2:]
+            norm = draw(rank), 1e-5, 1.0
+            where = draw(16, 2 * half).float(), torch.arange(num_tokens).flip(0)
+            query = draw(num_tokens, heads, rank + size)
+            yield query, *parts, rope_query, *norm, *where, num_tokens > 1
+    elif op == "select_experts":
+        yield from _router_examples(draw)
     elif op == "embedding":
         yield torch.tensor([0, 3, 3]), draw(5, 16)
     else:
@@ -139,6 +155,20 @@ def _examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
             yield from _row_examples(
                 op, draw, draw(3, 2 * width + 4)[:, :width], width
             )  # rows with gaps between
+
+
+def _router_examples(draw: Draw) -> Iterator[tuple[Any, ...]]:
+    """Yield router logits, which are float32 always."""
+    for num_tokens, experts in ((0, 8), (1, 12), (5, 40)):
+        logits = draw(num_tokens, experts).float() * 2
+        bias = draw(experts).float()
+        groups = ExpertGroups(4, 2, 2, 0.0)
+        chosen = torch.arange(2 * num_tokens).view(num_tokens, 2) % experts
+        for score in SCORES:
+            yield logits, None, score, 3, ExpertGroups(), True, 1.0
+            yield logits, bias, score, 4, groups, False, 2.5
+            yield logits, bias, score, 2, groups._replace(num_ranked=1), True, 2.5
+            yield logits, None, score, 2, ExpertGroups(), True, 1.0, chosen
 
 
 def _row_examples(op: str, draw: Draw, x: torch.Tensor, width: int) -> Iterator[tuple[Any, ...]]:

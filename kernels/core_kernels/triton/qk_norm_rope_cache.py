@@ -89,7 +89,7 @@ def _write_qk_norm_rope(
         if part < parts:
             head = part * HEADS + tl.arange(0, HEADS)
             own = query + token * query_token + head * query_head
-            _norm_rotate(
+            norm_rotate(
                 own,
                 own,
                 query_norm,
@@ -108,7 +108,7 @@ def _write_qk_norm_rope(
             head = (part - parts) * HEADS + tl.arange(0, HEADS)
             own = key + token * key_token + head * key_head
             at = to + head * cache_head
-            _norm_rotate(
+            norm_rotate(
                 own,
                 at,
                 key_norm,
@@ -126,7 +126,7 @@ def _write_qk_norm_rope(
 
 
 @triton.jit
-def _norm_rotate(
+def norm_rotate(
     own, to, norm, mine, eps, offset, cosines, sines,
     SIZE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,

@@ -12,7 +12,7 @@ SPILLED_BYTES = {"_decode": 32}
 """Bytes of registers in memory, per thread, that a kernel may have; others none. The decoding of
 512 latent elements holds more numbers than a thread has registers.
 """
-NARROW = {"_delta", "_ssd", "_reduce", "_write_qk_norm_rope"}
+NARROW = {"_delta", "_ssd", "_reduce", "_write_qk_norm_rope", "_latent_rows"}
 NARROW |= {"_block_scaled_product"}
 """Kernels that read shares, steps, scales, interleaved pairs or weights of experts one by one."""
 
