@@ -23,7 +23,7 @@ OUTSIDE: Final = "outside"
 """Place of launches before and after the model: inputs, the head and sampling."""
 MODEL: Final = "model"
 """Place of launches of the model outside its layers."""
-ONCE: Final = ("_plan",)
+ONCE: Final = ("_plan", "_plan_tokens")
 """Kernels that the first layer launches for all layers."""
 ALLOCATIONS: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"}

@@ -8,6 +8,7 @@ Prints the rows of `launches.md`. A layer counts from its first norm to its last
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -27,12 +28,15 @@ NO_CPU: Final = ("no:ops_cpu", "no:quant_cpu_packed", "no:attention_paged")
 def decode_step(architecture: str) -> list[Launch]:
     """Return the launches of the last decode step of a tiny model."""
     sampling = SamplingParams(temperature=0.7, seed=1, max_tokens=4, ignore_eos=True)
-    prompts = [{"prompt_token_ids": [*range(1, 4 + index)]} for index in range(2)]
     CountingGpu.steps.clear()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LLM(
-            str(make_checkpoint(architecture, folder)),
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make_checkpoint(architecture, temporary)
+        config = json.loads((folder / "config.json").read_text())
+        # Indexers select nothing in shorter contexts.
+        shortest = 3 + config.get("index_topk", 0)
+        prompts = [{"prompt_token_ids": [*range(1, 1 + shortest + index)]} for index in range(2)]
+        with LLM(
+            str(folder),
             device="counting_gpu",
             dtype="bfloat16",
             plugins=[str(PLUGIN), *NO_CPU],
@@ -41,9 +45,8 @@ def decode_step(architecture: str) -> list[Launch]:
             num_gpu_blocks_override=16,
             skip_tokenizer_init=True,
             log_level="error",
-        ) as llm,
-    ):
-        llm.generate(prompts, sampling, use_tqdm=False)
+        ) as llm:
+            llm.generate(prompts, sampling, use_tqdm=False)
     return CountingGpu.steps[-1]
 
 

@@ -75,6 +75,24 @@ def attend(params: AttentionParams) -> None:
         backend.attend_with_rope(params, rope, query, key, value, positions, sequences.cache, plan)
 
 
+def attend_sparsely(params: AttentionParams, heads: int, size: int, top_k: int) -> None:
+    """Launch the selection of an indexer and attention to it, for few tokens and for many."""
+    backend = TritonAttention()
+    sequences = PagedSequences(backend, params, num_sequences=2, max_len=256, dtype=torch.bfloat16)
+    for counts in ({0: 1, 1: 1}, {0: 100, 1: 100}):
+        inputs, query, key, _ = sequences.tokens(counts)
+        inputs.kv_lens = [2 * top_k] * 2
+        count = len(query)
+        index = empty(8, inputs.block_size, size)
+        selected = backend.prepare_index(inputs, top_k).select(
+            empty(count, heads, size), empty(count, heads, dtype=torch.float32),
+            empty(count, size), index,
+        )  # fmt: skip
+        plan = backend.prepare_sparse(inputs, top_k)
+        backend._programs = 396
+        plan.attend(params, query, key, sequences.cache, selected)
+
+
 def experts(hidden: int, width: int, num_experts: int, choices: int, num_groups: int = 1) -> None:
     """Launch a layer of experts, for few pairs an expert and for many."""
     logits = empty(ROWS, num_experts, dtype=torch.float32)
@@ -175,6 +193,11 @@ def llama_8b() -> None:
     copies(8, 128)
 
 
+def deepseek_v32() -> None:
+    """deepseek-ai/DeepSeek-V3.2: an indexer, and attention to what it selects."""
+    attend_sparsely(AttentionParams(128, 1, 576, 0.1, value_size=512), 64, 128, 2048)
+
+
 def deepseek_v3() -> None:
     """deepseek-ai/DeepSeek-V3: latent attention, experts in float8 by groups of 128."""
     attend(AttentionParams(128, 1, 576, 0.1, value_size=512))
@@ -206,6 +229,7 @@ MODELS: Final[dict[str, Callable[[], None]]] = {
     "Qwen3 0.6B": partial(dense, 1024, 3072, 16, 8, 128, 151936),
     "Qwen3 30B-A3B": qwen3_30b_a3b,
     "DeepSeek V3": deepseek_v3,
+    "DeepSeek V3.2": deepseek_v32,
     "Mamba 2": partial(mamba2, 5376, 80, 64, 128, 4),
     "Qwen3-Next": qwen3_next,
 }

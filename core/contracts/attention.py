@@ -85,6 +85,9 @@ class AttentionBackend(Protocol):
       [n, vectors, kv_heads, head_size] of slots [n].
     - `copy_latents`: see backend `paged`.
       For sparse attention.
+    - `prepare_index(inputs, top_k)`,
+      `prepare_sparse(inputs, top_k)`: plans with
+      the methods of `IndexPlan` and `SparsePlan`.
     - `look_ahead(plan, spans)`: a plan with tokens
       that also see later ones (`LookAheadSpan`).
     """

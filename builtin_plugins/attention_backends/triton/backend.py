@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -15,6 +16,8 @@ from core_kernels.triton.decode_plan import DecodePlan, plan_decode, programs_of
 from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 
 from builtin_plugins.attention_backends.common.look_ahead import LookAheadPlan, attend_spans
+from builtin_plugins.attention_backends.triton.kernel_layer import kernel_layer
+from builtin_plugins.attention_backends.triton.sparse import TritonIndexPlan, TritonSparsePlan
 from core.api.models import AttentionInputs
 from core.model_spec.attention_params import AttentionParams, LookAheadSpan, QkNormRope
 from core.model_spec.kv import KVSpec
@@ -130,6 +133,26 @@ class TritonAttention:
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
         return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens, inputs)
 
+    def prepare_index(self, inputs: AttentionInputs, top_k: int) -> TritonIndexPlan:
+        """Return the plan of an indexer's keys."""
+        return TritonIndexPlan(self, self.prepare(inputs), top_k, max(inputs.kv_lens, default=0))
+
+    def prepare_sparse(self, inputs: AttentionInputs, top_k: int) -> TritonSparsePlan:
+        """Return the plan of latents whose tokens attend to at most `top_k` of them."""
+        return TritonSparsePlan(self, self.prepare(inputs), top_k, max(inputs.kv_lens, default=0))
+
+    def read_kv(
+        self,
+        params: AttentionParams,
+        cache: torch.Tensor,
+        slots: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return keys and values [n, vectors, kv_heads, head_size] of slots [n], in `dtype`."""
+        del params
+        size = cache.shape[2]
+        return cache[slots // size, :, slots % size].to(dtype)
+
     def look_ahead(self, plan: Plan, spans: Sequence[LookAheadSpan]) -> LookAheadPlan:
         """Return the plan with spans of tokens that see ahead."""
         inputs = plan.inputs
@@ -149,8 +172,8 @@ class TritonAttention:
         """Write keys and values, then compute decode sequences, then the others."""
         if isinstance(plan, LookAheadPlan):
             out = self.attend(params, query, key, value, cache, plan.plan)
-            return _attend_spans(params, query, cache, plan, out)
-        layer = _layer(params)
+            return self._attend_spans(params, query, cache, plan, out)
+        layer = kernel_layer(params)
         if plan.slot_tokens is not None:
             key = key[plan.slot_tokens]
             value = value[plan.slot_tokens]
@@ -174,7 +197,7 @@ class TritonAttention:
         if isinstance(plan, LookAheadPlan):
             qkv = query, key, value
             out = self.attend_with_rope(params, rope, *qkv, positions, cache, plan.plan)
-            return _attend_spans(params, query, cache, plan, out)
+            return self._attend_spans(params, query, cache, plan, out)
         calls = [(query, key, value, positions)]
         if (
             written := plan.slot_tokens
@@ -188,7 +211,7 @@ class TritonAttention:
                 queries, keys, values, (rope.query_norm, rope.key_norm), rope.eps, rope.offset,
                 rope.cos_sin, query_starts, rope.interleaved, cache, plan.slots,
             )  # fmt: skip
-        return self._read(_layer(params), query, cache, plan)
+        return self._read(kernel_layer(params), query, cache, plan)
 
     def _read(
         self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, plan: Plan
@@ -204,41 +227,24 @@ class TritonAttention:
 
     def _programs_of(self, layer: Layer, device: torch.device) -> int:
         """Return the number of programs per KV head, so that all heads together fill the device."""
+        return max(1, self.num_programs(device) // layer.kv_heads)
+
+    def num_programs(self, device: torch.device) -> int:
+        """Return the number of programs that fill the device."""
         if self._programs is None:
             self._programs = PROGRAMS_ELSEWHERE
             if device.type == "cuda":
                 processors: int = torch.cuda.get_device_properties(device).multi_processor_count
                 self._programs = PROGRAMS_PER_PROCESSOR * processors
-        return max(1, self._programs // layer.kv_heads)
+        return self._programs
 
-
-def _attend_spans(
-    params: AttentionParams,
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    plan: LookAheadPlan,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    def read(slots: torch.Tensor) -> torch.Tensor:
-        return cache[slots // plan.block_size, :, slots % plan.block_size]
-
-    return attend_spans(params, query, plan, read, out)
-
-
-def _layer(params: AttentionParams) -> Layer:
-    """Return the layer's parameters in the kernels' form."""
-    return Layer(
-        heads=params.heads,
-        kv_heads=params.kv_heads,
-        head_size=params.head_size,
-        value_size=params.head_size if params.value_size is None else params.value_size,
-        scale=params.scale,
-        is_latent=params.value_size is not None,
-        causal=params.causal,
-        window=params.window or 0,
-        chunk=params.chunk or 0,
-        softcap=params.softcap or 0.0,
-        alibi=params.alibi,
-        sinks=params.sinks,
-        distance_bias=params.distance_bias,
-    )
+    def _attend_spans(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        plan: LookAheadPlan,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        read = partial(self.read_kv, params, cache, dtype=query.dtype)
+        return attend_spans(params, query, plan, read, out)

@@ -17,12 +17,7 @@ def engine_attention_backends() -> list[Entry]:
             "Triton: blocks read in place; decoding shares keys evenly over a grid that fits every "
             "length",
             priority=10,
-            when={
-                "triton": [True],
-                "head_size": range(1, 577),
-                "kv_dtype": ["auto"],
-                "sparse": [False],
-            },
+            when={"triton": [True], "head_size": range(1, 577), "kv_dtype": ["auto"]},
         )
     ]
 

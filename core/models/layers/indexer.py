@@ -24,7 +24,7 @@ class Indexer(nn.Module):
     """Selects the tokens that the queries of a layer attend to; every rank computes all heads.
 
     Keys are cached in the model's dtype. The checkpoint's FP8 keys and their Hadamard transform
-    approximate the same scores.
+    approximate the same scores. These have no common scale, which changes no selection.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Indexer(nn.Module):
         query = self.query(query_latent).view(-1, spec.heads, spec.size)
         key = self.key_norm(self.key(x))[:, None]
         query, key = self._rotated(query, key, positions)
-        weights = self._linear(x.float(), self.head_weights) * (spec.heads * spec.size) ** -0.5
+        weights = self._linear(x.float(), self.head_weights)
         assert self.cache is not None, "bind_kv was not called"
         self.selected = plan.select(self._select_tokens, query, weights, key[:, 0], self.cache)
         return self.selected

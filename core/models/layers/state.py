@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,9 +82,11 @@ def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> A
     if isinstance(inputs.spec, IndexKeys):
         if inputs.spec.rate > 1 or not inputs.spec.top_k:
             return RowsPlan(inputs)
-        return IndexPlan(inputs, inputs.spec.top_k)
+        prepare_index = getattr(backend, "prepare_index", IndexPlan)
+        return prepare_index(inputs, inputs.spec.top_k)
     if isinstance(inputs.spec, LatentKeys) and inputs.spec.top_k:
-        return SparsePlan(backend, inputs, inputs.spec.top_k)
+        prepare_sparse = getattr(backend, "prepare_sparse", partial(SparsePlan, backend))
+        return prepare_sparse(inputs, inputs.spec.top_k)
     return backend.prepare(inputs)
 
 

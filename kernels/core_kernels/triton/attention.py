@@ -8,6 +8,8 @@ Decode splits the visible keys of each sequence into pieces of `PIECE` keys and 
 sequences. Each program processes a contiguous range of pieces. So the grid is the same in every
 step, whatever the lengths.
 
+A query may attend to selected positions only (`Selected`): each token is a sequence of its own then.
+
 A program with all pieces of a sequence writes its output. Otherwise it stores partial sums at index
 program + sequence; no two pairs collide, because both only increase. The program that stores the
 last ones merges them in order of programs, so the result does not depend on which program that is.
@@ -26,6 +28,7 @@ from core_kernels.triton.attention_shapes import (
     PIECE,
     AttentionShape,
     Layer,
+    Selected,
     Step,
 )
 from core_kernels.triton.decode_plan import DecodePlan, first_visible, programs_of_piece
@@ -67,6 +70,7 @@ def decode(
     plan: DecodePlan,
     programs: int,
     out: Tensor,
+    selected: Selected | None = None,
 ) -> None:
     """Write the attention of decode sequences (one token) to `out` [num_tokens, heads, value_size].
 
@@ -85,7 +89,7 @@ def decode(
     _decode[programs, programs_of_piece(layer)](
         query, query.stride(0), query.stride(1), sums, scales, out, out.stride(0), out.stride(1),
         layer.sinks, plan.pieces, plan.arrivals, num_seqs,
-        **_common(layer, shape, cache, step), WIDE=uses_float32(query), PIECE=PIECE,
+        **_common(layer, shape, cache, step, selected), WIDE=uses_float32(query), PIECE=PIECE,
         PARTIALS=max(1, min(PARTIALS, MERGED_ELEMENTS // (shape.heads * columns))),
         COLUMNS=columns,
         num_warps=8 if shape.is_long else 4, num_stages=2,
@@ -93,7 +97,14 @@ def decode(
 
 
 def attend(
-    layer: Layer, query: Tensor, cache: Tensor, step: Step, out: Tensor, *, skip_single: bool
+    layer: Layer,
+    query: Tensor,
+    cache: Tensor,
+    step: Step,
+    out: Tensor,
+    selected: Selected | None = None,
+    *,
+    skip_single: bool,
 ) -> None:
     """Write the attention of every token to `out` [num_tokens, heads, value_size].
 
@@ -109,16 +120,21 @@ def attend(
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks,
         num_seqs,
-        **_common(layer, shape, cache, step), LEAST=2 if skip_single else 1, QUERIES=queries,
+        **_common(layer, shape, cache, step, selected), LEAST=2 if skip_single else 1, QUERIES=queries,
         WIDE=uses_float32(query),
         num_warps=8 if shape.is_long or shape.rows == MAX_ROWS else 4, num_stages=2,
     )  # fmt: skip
 
 
-def _common(layer: Layer, shape: AttentionShape, cache: Tensor, step: Step) -> dict[str, Any]:
+def _common(
+    layer: Layer, shape: AttentionShape, cache: Tensor, step: Step, selected: Selected | None
+) -> dict[str, Any]:
     """Return the arguments that both kernels share."""
     bias = layer.distance_bias
     return {
+        "selected": None if selected is None else selected.positions,
+        "owners": None if selected is None else selected.owners,
+        "selected_row": 0 if selected is None else selected.positions.stride(0),
         "cache": cache,
         "cache_block": cache.stride(0),
         "cache_vector": cache.stride(1),
@@ -153,10 +169,29 @@ def _common(layer: Layer, shape: AttentionShape, cache: Tensor, step: Step) -> d
 
 
 @triton.jit
+def _query(
+    rows, mine, MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr
+):
+    """Return the elements of queries that values have as well, and those that only keys have.
+
+    `rows` [n, 1] are addresses. Without such elements the second part is the first.
+    """
+    element = tl.arange(0, MAIN)
+    main = tl.load(
+        rows + element[None, :], mask=mine[:, None] & (element < VALUE)[None, :], other=0.0
+    )
+    rest = main
+    if REST > 0:
+        more = VALUE + tl.arange(0, REST)
+        rest = tl.load(rows + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0)
+    return main, rest
+
+
+@triton.jit
 def _walk(
     main, rest, positions, heads, first, end, best, total, sums,
-    cache, cache_block, cache_vector, cache_slot, row, window, chunk, scale, softcap, alibi, bias,
-    reach,
+    cache, cache_block, cache_vector, cache_slot, row, chosen, window, chunk, scale, softcap, alibi,
+    bias, reach,
     BLOCK_SIZE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr,
     KEY: tl.constexpr,
     LATENT: tl.constexpr, CAUSAL: tl.constexpr, REACHES: tl.constexpr, CAPPED: tl.constexpr,
@@ -165,11 +200,15 @@ def _walk(
 ):  # fmt: skip
     """Accumulate the keys at positions `first` to `end`; return maximum scores, weight sums and
     value sums. `row` is the sequence's block table; `cache` starts at the head.
+
+    `chosen`: the positions of the keys; None: keys are at positions `first` to `end`.
     """
     element = tl.arange(0, MAIN)
     for at in range(first, end, TILE):
         key_positions = at + tl.arange(0, TILE)
         known = key_positions < end
+        if chosen is not None:
+            key_positions = tl.load(chosen + key_positions, mask=known, other=0)
         blocks = tl.load(row + key_positions // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
         slots = cache + blocks * cache_block + (key_positions % BLOCK_SIZE) * cache_slot
         key = tl.load(
@@ -274,7 +313,7 @@ def _decode(
     query, query_token, query_head, sums_out, scales_out, out, out_token, out_head, sinks, pieces,
     arrivals, num_seqs,
     cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
-    window, chunk, scale, softcap, alibi, bias, reach,
+    selected, owners, selected_row, window, chunk, scale, softcap, alibi, bias, reach,
     BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
@@ -306,19 +345,12 @@ def _decode(
             origin = first_visible(length - 1, window, chunk)
             token = tl.load(starts + sequence).to(tl.int64)
             query_rows = query + token * query_token + heads[:, None] * query_head
-            main = tl.load(
-                query_rows + element[None, :],
-                mask=mine[:, None] & (element < VALUE)[None, :],
-                other=0.0,
-            )
-            rest = main
-            if REST > 0:
-                more = VALUE + tl.arange(0, REST)
-                rest = tl.load(
-                    query_rows + more[None, :],
-                    mask=mine[:, None] & (more < KEY)[None, :],
-                    other=0.0,
-                )
+            main, rest = _query(query_rows, mine, MAIN, REST, VALUE, KEY)
+            block_table = table + sequence * table_row
+            chosen = selected
+            if selected is not None:
+                block_table = table + tl.load(owners + sequence).to(tl.int64) * table_row
+                chosen = selected + tl.full((), sequence, tl.int64) * selected_row
             best, total, sums = _walk(
                 main, rest, tl.zeros((ROWS,), tl.int32) + length - 1, heads,
                 origin + (piece - before) * PIECE,
@@ -326,8 +358,7 @@ def _decode(
                 tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
                 tl.zeros((ROWS, MAIN), tl.float32),
                 cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
-                table + sequence * table_row,
-                window, chunk, scale, softcap, alibi, bias, reach,
+                block_table, chosen, window, chunk, scale, softcap, alibi, bias, reach,
                 BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
             )  # fmt: skip
             row = out + token * out_token
@@ -368,7 +399,7 @@ def _decode(
 def _attend(
     query, query_token, query_head, out, out_token, out_head, sinks, num_seqs,
     cache, cache_block, cache_vector, cache_slot, cache_head, table, table_row, starts, lengths,
-    window, chunk, scale, softcap, alibi, bias, reach,
+    selected, owners, selected_row, window, chunk, scale, softcap, alibi, bias, reach,
     BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     MAIN: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr, KEY: tl.constexpr,
@@ -401,35 +432,28 @@ def _attend(
         heads = tl.where(mine, kv_head * GROUP + local, 0)
         length = tl.load(lengths + low).to(tl.int32)
         positions = length - count + tl.minimum(token, count - 1)
-        element = tl.arange(0, MAIN)
         query_rows = (
             query
             + (start + token).to(tl.int64)[:, None] * query_token
             + heads[:, None] * query_head
         )
-        main = tl.load(
-            query_rows + element[None, :],
-            mask=mine[:, None] & (element < VALUE)[None, :],
-            other=0.0,
-        )
-        rest = main
-        if REST > 0:
-            more = VALUE + tl.arange(0, REST)
-            rest = tl.load(
-                query_rows + more[None, :], mask=mine[:, None] & (more < KEY)[None, :], other=0.0
-            )
+        main, rest = _query(query_rows, mine, MAIN, REST, VALUE, KEY)
         first = 0
         end = length
         if CAUSAL:
             first = first_visible(length - count + begin, window, chunk)
             end = length - count + tl.minimum(begin + QUERIES, count)
+        block_table = table + low * table_row
+        chosen = selected
+        if selected is not None:
+            block_table = table + tl.load(owners + low).to(tl.int64) * table_row
+            chosen = selected + tl.full((), low, tl.int64) * selected_row
         best, total, sums = _walk(
             main, rest, positions, heads, first, end,
             tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
             tl.zeros((ROWS, MAIN), tl.float32),
             cache + kv_head * cache_head, cache_block, cache_vector, cache_slot,
-            table + low * table_row,
-            window, chunk, scale, softcap, alibi, bias, reach,
+            block_table, chosen, window, chunk, scale, softcap, alibi, bias, reach,
             BLOCK_SIZE, MAIN, REST, VALUE, KEY, LATENT, CAUSAL, REACHES, CAPPED, TILE, WIDE,
         )  # fmt: skip
         at = out + (start + token).to(tl.int64)[:, None] * out_token + heads[:, None] * out_head

@@ -62,6 +62,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Selected:
+    """The positions that the query of each sequence attends to. Tensors are on the device.
+
+    The lengths of the step are numbers of positions.
+    """
+
+    positions: Tensor
+    """[num_seqs, top_k] int32."""
+    owners: Tensor
+    """[num_seqs] int32: the row of its block table."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """How the heads of a layer are distributed over programs."""
 

@@ -183,14 +183,16 @@ def _sample(
 
 
 @triton.jit
-def _order(values):
+def float_order(values):
     """Return integers in the order of these float32."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @triton.jit
-def _floor(logits, vocab, least, highest, required, WEIGHED: tl.constexpr, CHUNK: tl.constexpr):
+def least_order(
+    logits, vocab, least, highest, required, WEIGHED: tl.constexpr, CHUNK: tl.constexpr
+):
     """Return the largest threshold such that the logits from it (and from `least`) count or weigh
     at least `target`.
     """
@@ -202,7 +204,7 @@ def _floor(logits, vocab, least, highest, required, WEIGHED: tl.constexpr, CHUNK
         for at in range(0, vocab, CHUNK):
             token = at + tl.arange(0, CHUNK)
             values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-            order = _order(values)
+            order = float_order(values)
             mine = (token < vocab) & (order >= least)
             weight = tl.where(mine, 1.0, 0.0)
             if WEIGHED:
@@ -224,7 +226,7 @@ def _truncate(logits, row_stride, top_k, top_p, vocab, CHUNK: tl.constexpr):
     if narrow | (share < 1.0):
         least = tl.full((), -(1 << 31), tl.int64)
         if narrow:
-            least = _floor(logits, vocab, least, 0.0, count.to(tl.float64), False, CHUNK)
+            least = least_order(logits, vocab, least, 0.0, count.to(tl.float64), False, CHUNK)
         if share < 1.0:
             highest = tl.full((), float("-inf"), tl.float32)
             for at in range(0, vocab, CHUNK):
@@ -238,13 +240,15 @@ def _truncate(logits, row_stride, top_k, top_p, vocab, CHUNK: tl.constexpr):
                 token = at + tl.arange(0, CHUNK)
                 values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
                 total += tl.sum(
-                    tl.where(_order(values) >= least, tl.exp(values - highest), 0.0)
+                    tl.where(float_order(values) >= least, tl.exp(values - highest), 0.0)
                 ).to(tl.float64)
             least = tl.maximum(
-                least, _floor(logits, vocab, least, highest, total * share, True, CHUNK)
+                least, least_order(logits, vocab, least, highest, total * share, True, CHUNK)
             )
-            least = tl.minimum(least, _order(highest))
+            least = tl.minimum(least, float_order(highest))
         for at in range(0, vocab, CHUNK):
             token = at + tl.arange(0, CHUNK)
             values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-            tl.store(logits + token, float("-inf"), mask=(token < vocab) & (_order(values) < least))
+            tl.store(
+                logits + token, float("-inf"), mask=(token < vocab) & (float_order(values) < least)
+            )

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from builtin_plugins.attention_backends.triton.plugin import engine_attention_backends
 from core.errors import ConfigError, ModelError
 from core.models.layers.decoder import Decoder
-from core.plugin.facts import why_not
 from core.testing.checkpoints import make_checkpoint
 from core.testing.one_sequence import plain_context, read_config
 from tests.builtin_plugins.models.test_engine_parity import (
@@ -246,10 +244,6 @@ def test_backends_without_reads_of_slots_are_refused_by_name(
     context: Any = replace(plain_context(), attention=Blind())  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="attention backend Blind does not support"):
         Decoder(spec, context)
-    triton = engine_attention_backends()[0]
-    facts = {"triton": True, "head_size": [576], "kv_dtype": "auto"}
-    assert why_not(triton, {**facts, "sparse": False}) is None
-    assert "needs sparse" in str(why_not(triton, {**facts, "sparse": True}))
 
 
 @pytest.mark.slow

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import block_scaled
+from core_kernels.triton.attention import attend
+from core_kernels.triton.attention_shapes import Layer as LayerShape
+from core_kernels.triton.attention_shapes import Selected, Step
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks, write_kv
 from core_kernels.triton.block_scaled import BlockScaledOps, decoded
 from core_kernels.triton.int8_mm import ScaledIntOps
@@ -17,6 +20,7 @@ from core_kernels.triton.qk_norm_rope_cache import write_qk_norm_rope
 from core_kernels.triton.quantized import QuantizedOps
 from core_kernels.triton.quantized_rows import round_rows
 from core_kernels.triton.row_quantizer import RowQuantizer
+from core_kernels.triton.sparse_attention import plan_tokens, select_positions
 
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops
@@ -200,6 +204,42 @@ def blocks_of_floats(lay: Layout, dtype: torch.dtype) -> Pairs:
         yield _within_16_bits(numbers.linear(lay(x), weight, 6), rounded @ plain.T)
 
 
+def selection(lay: Layout, dtype: torch.dtype) -> Pairs:
+    """Positions that an indexer selects, and attention to them."""
+    count = 5
+    heads = 3
+    size = 6
+    top_k = 4
+    table = torch.arange(12, dtype=torch.int32).view(2, 6)
+    starts = torch.tensor([0, 2, count], dtype=torch.int32)
+    lengths = torch.tensor([3, 19])
+    step = Step(lay(starts), lay(lengths), lay(table), 4, count)
+    plan = plan_tokens(step, top_k)
+    seen = torch.tensor([2, 3, 17, 18, 19])
+    yield plan.lengths, seen.clamp(max=top_k)
+    query, cache = (torch.randint(-2, 3, shape) for shape in ((count, heads, size), (12, 4, size)))
+    weights = torch.randint(-2, 3, (count, heads)).float()
+    found = select_positions(
+        lay(query.to(dtype)), lay(weights), lay(cache.to(dtype)), step, plan, top_k, 24, 8
+    )
+    latents = torch.randn(12, 1, 4, 1, 24).to(dtype)
+    reads = torch.randn(count, heads, 24).to(dtype)
+    layer = LayerShape(heads, 1, 24, 16, 0.3, is_latent=True, causal=False)
+    own = Step(plan.starts, plan.lengths, lay(table), 4, count, queries=1)
+    chosen = Selected(lay(found), plan.owners)
+    out = lay(torch.zeros(count, heads, 16, dtype=dtype))
+    attend(layer, lay(reads), lay(latents), own, out, chosen, skip_single=False)
+    for token in range(count):
+        blocks = table[int(token >= 2)].long()
+        keys = cache[blocks].flatten(0, 1)[: int(seen[token])].float()
+        scores = weights[token] @ (query[token].float() @ keys.T).relu()
+        best = scores.argsort(descending=True, stable=True)[:top_k].sort().values
+        yield found[token, : len(best)], best.int()
+        mine = latents[blocks, 0, :, 0].flatten(0, 1)[best].double()
+        shares = (reads[token].double() @ mine.T * 0.3).softmax(-1)
+        yield out[token].double(), shares @ mine[:, :16]
+
+
 def _rounded(x: Tensor, group: int) -> Tensor:
     """Return x as float8_e4m3fn with a scale for each group of columns of a row."""
     parts = []
@@ -231,5 +271,6 @@ KERNELS: Final = {
     "quantized": quantized,
     "integers": integers,
     "blocks of floats": blocks_of_floats,
+    "selection": selection,
     "copies": copies,
 }

@@ -20,6 +20,7 @@ from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, Quant
 from core_kernels.triton.quantized_rows import round_rows
 
 from benchmarks.gpu.compiled import compiling
+from benchmarks.gpu.static import attend_sparsely
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from builtin_plugins.op_impls.triton import ops, plugin
 from core.model_spec.attention_params import AttentionParams, QkNormRope
@@ -96,6 +97,7 @@ def launch_all() -> None:
         weight = more.empty(256, 512, torch.bfloat16)
         for rows in (1, 300):
             more.linear(draw(rows, 512), weight, 256)
+    attend_sparsely(LAYERS[-1], 64, 128, 64)
     adapters = LowRankOps("cpu", torch.bfloat16, 32)
     table = adapters.table(4, 1)
     rows_of = adapters.rows(4)

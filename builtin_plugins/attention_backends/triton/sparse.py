@@ -1,0 +1,153 @@
+"""Sparse attention in Triton: plans of tensors on the device, which CUDA graphs may capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from core_kernels.triton import attention
+from core_kernels.triton.attention_shapes import Layer, Selected, Step
+from core_kernels.triton.block_copy import write_kv
+from core_kernels.triton.decode_plan import DecodePlan, plan_decode, programs_of_piece
+from core_kernels.triton.sparse_attention import TokenPlan, plan_tokens, select_positions
+
+from builtin_plugins.attention_backends.triton.kernel_layer import kernel_layer
+from core.model_spec.attention_params import AttentionParams
+
+if TYPE_CHECKING:
+    from builtin_plugins.attention_backends.triton.backend import Plan, TritonAttention
+
+
+@dataclass(slots=True)
+class SelectingPlan:
+    """A KV group whose tokens attend to at most `top_k` tokens, in one step."""
+
+    backend: TritonAttention
+    plan: Plan
+    top_k: int
+    max_len: int
+    """Limit of the lengths of this step, or of all that a static plan is for."""
+    _tokens: TokenPlan | None = None
+
+    @property
+    def tokens(self) -> TokenPlan:
+        """The plan of the tokens, which the first layer makes."""
+        if self._tokens is None:
+            self._tokens = plan_tokens(self.plan.step, self.top_k)
+        return self._tokens
+
+    def copy_from(self, other: SelectingPlan) -> None:
+        """Copy another step's tensors into this plan's static buffers, before a graph replay."""
+        self.plan.copy_from(other.plan)
+        self._tokens = None
+
+
+@dataclass(slots=True)
+class TritonIndexPlan(SelectingPlan):
+    """The keys of an indexer, as `IndexPlan`."""
+
+    def select(
+        self,
+        select_tokens: Callable[..., torch.Tensor],
+        query: torch.Tensor,
+        weights: torch.Tensor,
+        key: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Write the keys; return positions [num_tokens, top_k]. None: each token sees at most
+        `top_k` tokens.
+
+        Of a token that sees fewer, the positions after these are not set. The op is not called: one
+        launch selects for all sequences.
+        """
+        del select_tokens
+        if self.plan.slot_tokens is not None:
+            key = key[self.plan.slot_tokens]
+        write_kv(key[:, None], None, cache[:, None, :, None], self.plan.slots)
+        if self.max_len <= self.top_k:
+            return None
+        programs = self.backend.num_programs(query.device)
+        step = self.plan.step
+        return select_positions(
+            query, weights, cache, step, self.tokens, self.top_k, self.max_len, programs
+        )
+
+    def to_static(self, max_len: int) -> TritonIndexPlan:
+        """Return a copy with static buffers, as `Plan.to_static`."""
+        return TritonIndexPlan(self.backend, self.plan.to_static(max_len), self.top_k, max_len)
+
+    def to_static_for_any(self, max_len: int) -> TritonIndexPlan:
+        """Return a copy with static buffers, as `Plan.to_static_for_any`."""
+        plan = self.plan.to_static_for_any(max_len)
+        return TritonIndexPlan(self.backend, plan, self.top_k, max_len)
+
+
+@dataclass(slots=True)
+class TritonSparsePlan(SelectingPlan):
+    """Latents, as `SparsePlan`."""
+
+    _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cache: torch.Tensor,
+        selected: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write latents to the cache; return attention [num_tokens, heads, rank].
+
+        Each token attends to its `selected` positions; None: to all that it sees.
+        """
+        plan = self.plan
+        layer = kernel_layer(params)
+        if selected is None:
+            value = key[..., : layer.value_size]
+            return self.backend.attend(params, query, key, value, cache, plan)
+        if plan.slot_tokens is not None:
+            key = key[plan.slot_tokens]
+        write_kv(key, None, cache, plan.slots)
+        return self._attend(replace(layer, causal=False), query, cache, selected)
+
+    def _attend(
+        self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, selected: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention of each token, a sequence of the selected positions."""
+        own = self.plan.step
+        tokens = self.tokens
+        step = Step(
+            tokens.starts, tokens.lengths, own.table, own.block_size, own.num_tokens, queries=1
+        )
+        positions = Selected(selected, tokens.owners)
+        out = query.new_empty(*query.shape[:2], layer.value_size)
+        programs = self.backend.num_programs(query.device)
+        if own.num_tokens * programs_of_piece(layer) < programs:
+            decode_plan = self._decode_plan(step, layer)
+            attention.decode(layer, query, cache, step, decode_plan, programs, out, positions)
+        else:  # enough programs without splits of keys, and no partial sums
+            attention.attend(layer, query, cache, step, out, positions, skip_single=False)
+        return out
+
+    def _decode_plan(self, step: Step, layer: Layer) -> DecodePlan:
+        kind = programs_of_piece(layer)
+        found = self._decode_plans.get(kind)
+        if found is None:
+            found = self._decode_plans[kind] = plan_decode(step.starts, step.lengths, layer)
+        return found
+
+    def to_static(self, max_len: int) -> TritonSparsePlan:
+        """Return a copy with static buffers, as `Plan.to_static`."""
+        return TritonSparsePlan(self.backend, self.plan.to_static(max_len), self.top_k, max_len)
+
+    def to_static_for_any(self, max_len: int) -> TritonSparsePlan:
+        """Return a copy with static buffers, as `Plan.to_static_for_any`."""
+        plan = self.plan.to_static_for_any(max_len)
+        return TritonSparsePlan(self.backend, plan, self.top_k, max_len)
+
+    def copy_from(self, other: SelectingPlan) -> None:
+        """Copy another step's tensors into this plan's static buffers, before a graph replay."""
+        SelectingPlan.copy_from(self, other)
+        self._decode_plans.clear()
