@@ -138,7 +138,7 @@ class TritonAttention:
         return TritonIndexPlan(self, self.prepare(inputs), top_k, max(inputs.kv_lens, default=0))
 
     def prepare_sparse(self, inputs: AttentionInputs, top_k: int) -> TritonSparsePlan:
-        """Return the plan of latents whose tokens attend to at most `top_k` of them."""
+        """Return the plan of latents, of which each token attends to at most `top_k`."""
         return TritonSparsePlan(self, self.prepare(inputs), top_k, max(inputs.kv_lens, default=0))
 
     def read_kv(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SelectingPlan:
-    """A KV group whose tokens attend to at most `top_k` tokens, in one step."""
+    """A KV group in one step; each token attends to at most `top_k` tokens."""
 
     backend: TritonAttention
     plan: Plan

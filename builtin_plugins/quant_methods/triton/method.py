@@ -14,7 +14,7 @@ from core_kernels.triton.scaled_mm import ScaledFloatOps
 from torch import nn
 
 from builtin_plugins.quant_methods.cpu_packed import floats, ints
-from builtin_plugins.quant_methods.stored.layouts import LayoutSpec
+from builtin_plugins.quant_methods.stored.layouts import LayoutSpec, ScaledFloats
 from core.model_spec.quant_method import ExpertsMethod, LinearMethod
 from core.models.layers.experts import PlainExperts
 from core.models.layers.linear import PlainLinear, PlainWeights
@@ -78,9 +78,10 @@ class TritonLinear(PlainLinear):
         if not spec.is_float:
             if spec.has_float_zeros:
                 return None
-            return ints.PackedInts(ScaledIntOps if _quantizes_inputs(spec) else _ints(spec))  # type: ignore[arg-type]
+            of_ints: Any = ScaledIntOps if _quantizes_inputs(spec) else _ints(spec)
+            return ints.PackedInts(of_ints)
         if self._block_scaled and _is_block_scaled(spec):
-            return floats.PackedFloats(lambda floats: BlockScaledOps())  # type: ignore[arg-type,return-value]
+            return floats.PackedFloats(_block_scaled_ops)
         make = _floats(spec, self._of_floats if spec.activation_bits <= 8 else FloatOps)
         return None if make is None else floats.PackedFloats(make)
 
@@ -119,6 +120,12 @@ def _is_block_scaled(spec: LayoutSpec) -> bool:
     is_plain = not (spec.has_zeros or spec.has_g_idx or spec.has_codebook or spec.spans_rows)
     sizes = spec.bits, spec.activation_bits, spec.group_size
     return is_plain and spec.has_e8m0_scales and sizes == (4, 4, BlockScaledOps.group)
+
+
+def _block_scaled_ops(floats: ScaledFloats | None) -> Any:
+    """Return the kernels of MXFP4."""
+    del floats
+    return BlockScaledOps()
 
 
 def _ints(spec: LayoutSpec) -> ints.MakeOps:

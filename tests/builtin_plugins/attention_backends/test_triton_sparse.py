@@ -37,7 +37,7 @@ STEPS = (
 def inputs_of(
     counts: dict[int, int], lengths: dict[int, int], block_size: int, spec: Any
 ) -> AttentionInputs:
-    """Return a step whose sequences have blocks dealt at random."""
+    """Return a step of sequences with blocks dealt at random."""
     generator = torch.Generator().manual_seed(block_size)
     per_sequence = -(-128 // block_size)
     tables = torch.randperm(4 * per_sequence, generator=generator).view(4, -1)

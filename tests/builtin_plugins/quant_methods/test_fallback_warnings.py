@@ -89,6 +89,7 @@ def test_all_methods_are_covered() -> None:
         "packed",
         "triton",
         "triton_float8",
+        "triton_block_scaled",
     }
     entries = [each.entry for each in load_plan(make_plan([])).entries("quant_methods")]
     assert covered | elsewhere == {

@@ -123,11 +123,13 @@ def test_inputs_are_quantized_where_they_are_computed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only attention outputs take a launch of their own; logits are equal bit by bit."""
-    if kind == "float8":
-        module, ops = scaled_mm, ScaledFloatOps
-        write, quant = float_formats_writers.CASES["fp8 of tensors"]
-    else:
-        module, ops = int8_mm, ScaledIntOps
+    module: Any = scaled_mm
+    ops: Any = ScaledFloatOps
+    quant: Any
+    write, quant = float_formats_writers.CASES["fp8 of tensors"]
+    if kind == "int8":
+        module = int8_mm
+        ops = ScaledIntOps
         layout, facts = compressed_writers.SCHEMES["int8 in rows"]
         write = compressed_writers.library_writer(layout, facts)
         settings = compressed_writers.config(layout, facts)
