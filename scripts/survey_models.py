@@ -44,7 +44,6 @@ UNSERVED: Final = {
     "BertSpladeSparseEmbeddingModel": "no pooler gives sparse vectors",
     "EvollaForProteinText2Text": "it reads proteins",
     "GritLM": "it embeds with bidirectional attention; MistralForCausalLM generates with it",
-    "MistralLarge3ForCausalLM": "its files have params.json, which is not read, for config.json",
 }
 """Architectures without a class that writes text from text or images, and why: none is served."""
 

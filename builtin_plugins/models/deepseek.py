@@ -53,6 +53,7 @@ def engine_models() -> list[Entry]:
         Entry("MiniCPM3ForCausalLM", f"{HERE}:minicpm3", "MiniCPM 3"),
         Entry("YoutuForCausalLM", f"{HERE}:youtu", "Youtu-LLM"),
         Entry("Mistral4ForCausalLM", f"{HERE}:mistral4", "Mistral Small 4"),
+        Entry("MistralLarge3ForCausalLM", f"{HERE}:mistral4", "Mistral Large 3"),
     ]
 
 

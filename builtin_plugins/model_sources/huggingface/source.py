@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from builtin_plugins.model_sources.huggingface.hub import SETTINGS, WEIGHTS, download, is_hub_id
+from builtin_plugins.model_sources.huggingface.mistral_format import LOADER, PARAMS, read_params
 from builtin_plugins.model_sources.huggingface.sentence import longest_text, read_sentence_facts
 from builtin_plugins.model_sources.huggingface.settings_files import (
     quantization_from_side_files,
@@ -86,9 +87,13 @@ def find(model: str, config: EngineConfig) -> ModelSource | None:
 def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> ModelSource:
     """Return the source of a folder. Raises `ModelError` with the file and the error."""
     path = folder / "config.json"
-    if not path.is_file():
+    own_format = not path.is_file() and (folder / PARAMS).is_file()
+    if own_format:
+        path = folder / PARAMS
+    elif not path.is_file():
         raise ModelError(f"{folder} has no config.json. Give the model's folder.")
-    stated = _merge(read_settings_object(path), config.model.hf_overrides)
+    found = read_params(path) if own_format else read_settings_object(path)
+    stated = _merge(found, config.model.hf_overrides)
     _refuse_variants(stated, path)
     generation, where = _generation(folder, config)
     check_tokens(stated, generation, path, where)
@@ -112,6 +117,7 @@ def describe(name: str, folder: Path, config: EngineConfig, *, origin: str) -> M
         sampling_defaults={}
         if config.model.generation_config == "vllm"
         else _sampling(generation, where),
+        weight_loader=LOADER if own_format else "safetensors",
         sentence=read_sentence_facts(folder, stated),
         origin=origin,
     )
