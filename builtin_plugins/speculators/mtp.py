@@ -36,7 +36,7 @@ class Mtp(ChainSpeculator):
         if spec.mtp is None:
             lacks = "which has no MTP layer, or lacks num_nextn_predict_layers in config.json"
             if spec.stream_width != spec.hidden_size:
-                lacks = "whose MTP layers read several residual streams, which is not served"
+                lacks = "with MTP layers that read several residual streams, which is not served"
             raise ConfigError(
                 f"--speculative-config.method 'mtp': got {parts.source.name} "
                 f"({parts.source.architecture}), {lacks}. Use ngram, suffix or draft_model."

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeAttentionSpec:
-    """Attention whose score bias is a product of the query token and learned rows by distance.
+    """Attention with score biases: products of the query token and learned rows by distance.
 
     Keys, values and the output of the layer each pass a short causal convolution that is added to
     its input; so does the output of the MLP.

@@ -282,7 +282,7 @@ def _load_table(table: torch.Tensor, num_experts: int, tensor: torch.Tensor) -> 
 
 
 def _weigh_together(spec: MoeSpec, chosen: torch.Tensor, always: torch.Tensor) -> torch.Tensor:
-    """Return weights that sum to `scale`, by the sigmoids of the logits of both kinds of experts."""
+    """Return weights that sum to `scale`, by the sigmoids of the logits of all these experts."""
     logits = torch.cat([chosen, always], -1)
     return torch.nn.functional.logsigmoid(logits).softmax(-1) * spec.scale
 

@@ -134,5 +134,5 @@ def test_trees_and_use_as_a_draft_model_are_refused(
 
 
 def test_drafts_by_its_mtp_layers_are_refused_by_name(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match="MTP layers read several residual streams"):
+    with pytest.raises(ConfigError, match="MTP layers that read several residual"):
         open_engine(checkpoint(V4), speculative_config={"method": "mtp"})

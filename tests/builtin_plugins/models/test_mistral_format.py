@@ -1,4 +1,4 @@
-"""Mistral's own format (params.json, consolidated*.safetensors) equals the same model's other one."""
+"""Mistral's own format (params.json, consolidated*.safetensors) equals the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def write_own_format(folder: Path, source: Path, params: dict[str, Any]) -> Path
             continue
         found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
         assert found is not None
-        inner, layer = found[2], f"layers.{found[1]}"
+        inner = found[2]
+        layer = f"layers.{found[1]}"
         group, _, matrix = inner.rpartition(".")
         if group == "mlp.experts":  # of all experts in one tensor
             halves = tensor.chunk(2, 1) if matrix == "gate_up_proj" else (tensor,)
