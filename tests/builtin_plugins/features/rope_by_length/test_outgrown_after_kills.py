@@ -17,10 +17,10 @@ import pytest
 from builtin_plugins.features.rope_by_length.scheduling import LengthTracker
 from builtin_plugins.scheduling_policies.fcfs import FirstCome
 from core import AsyncLLM, SamplingParams
+from core.step import EngineRequest
 from core.testing.replay import replay
 from tests.builtin_plugins.clients.streams import DELTA, until
 from tests.builtin_plugins.features.rope_by_length.texts import (
-    DRAFTS,
     LENGTHS,
     NUM_GENERATED,
     SHORT_CONTEXT,
@@ -35,7 +35,6 @@ WITHOUT = ["no:structured_outputs", "no:fair_scheduling", "no:kv_eviction", "no:
 KILLS = {LENGTHS.index(40): (3, 10)}
 """By request: the numbers of generated tokens at which the engine is killed. A prompt of 40 tokens
 is short at the first and has outgrown the short context at the second."""
-OPTIONS = [{}, {"speculative_config": DRAFTS}]
 
 
 def architectures(fast: str) -> list[Any]:
@@ -61,15 +60,37 @@ def test_recorded_run_replays_exactly(
     assert report.num_plans > NUM_GENERATED
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", TYPES)
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "drafts"])
-def test_answers_resume_after_the_engine_was_killed(
-    architecture: str, options: dict[str, Any], case: Case
-) -> None:
+@pytest.mark.parametrize("architecture", architectures("Phi3ForCausalLM"))
+def test_requests_resume_after_any_of_their_tokens(architecture: str, case: Case) -> None:
+    """A restarted engine gets the request with the tokens that it had."""
     folder, expected = case(architecture)
+    found: dict[str, list[int]] = {}
+    left: dict[str, list[int]] = {}
+    with open_engine(folder) as llm:
+        for at, (prompt, tokens, _) in enumerate(expected):
+            for count in range(NUM_GENERATED):
+                request_id = f"{at}-{count}"
+                request = EngineRequest(
+                    request_id=request_id,
+                    prompt_token_ids=prompt,
+                    sampling=SamplingParams(temperature=0),
+                    seed=0,
+                    max_tokens=NUM_GENERATED,
+                    output_token_ids=tokens[:count],
+                )
+                llm.core.add([request], resumed=True)
+                left[request_id] = tokens[count:]
+        while llm.core.has_work:
+            for delta in llm.core.step():
+                found.setdefault(delta.request_id, []).extend(delta.token_ids)
+    assert found == left
+
+
+@pytest.mark.slow
+def test_answers_resume_after_the_engine_was_killed(case: Case) -> None:
+    folder, expected = case("Phi3ForCausalLM")
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1}
-    settings |= {"kv_cache_memory_bytes": 1 << 22, "log_level": "error", **options}
+    settings |= {"kv_cache_memory_bytes": 1 << 22, "log_level": "error"}
     engine = AsyncLLM(str(folder), structured_outputs_config={"warm_up": False}, **settings)
     try:
         found = asyncio.run(collect_with_kills(engine, expected))
