@@ -28,6 +28,7 @@ class OpTable:
     gelu_tanh_and_mul: Unary
     relu_and_mul: Unary
     silu: Unary
+    sigmoid: Unary
     gelu: Unary
     gelu_tanh: Unary
     relu: Unary

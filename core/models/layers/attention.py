@@ -58,6 +58,7 @@ class Attention(nn.Module):
         self.kv_spec = _kv_spec(spec, self.kv_heads, cache_dtype) if spec.causal else None
         """KV cache spec; None: nothing is cached."""
         self._full_attention = context.ops.full_attention
+        self._sigmoid = context.ops.sigmoid
         self.relative = _relative_bias(spec, names, layer, context, weights)
         sinks = expect_sinks(spec, f"{layer}.{names.sinks}", context, weights)
         self.register_parameter("sinks", sinks)
@@ -273,10 +274,10 @@ class Attention(nn.Module):
             if self.spec.gate_per_head:
                 gate = narrow_sigmoid(gate).repeat_interleave(self.head_size, -1)
             else:
-                gate = gate.sigmoid()
+                gate = self._sigmoid(gate)
             out = out * gate
         elif self._gate_in_query:
-            out = out * self._query_and_gate(product)[1].flatten(1).sigmoid()
+            out = out * self._sigmoid(self._query_and_gate(product)[1].flatten(1))
         out = self.out(out)
         return out if self.spec.out_scale == 1.0 else out * self.spec.out_scale
 

@@ -68,6 +68,7 @@ class LatentAttention(nn.Module):
         self._group = context.group
         self._rotary = rotary
         self._backend = context.attention
+        self._sigmoid = context.ops.sigmoid
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
         cache_dtype = KVCacheDtype(None, stored, 1, context, weights)
         self.kv_spec = _kv_spec(spec, cache_dtype)
@@ -192,9 +193,9 @@ class LatentAttention(nn.Module):
         if self.adapter is not None:
             values = self.adapter(self, "value", sums, values)
         if spec.query_gate:
-            values = (values * gate.float().sigmoid()).to(values.dtype)
+            values = (values * self._sigmoid(gate.float())).to(values.dtype)
         if self.gate is not None:
-            gates = self.gate(x).float().sigmoid().to(values.dtype)
+            gates = self._sigmoid(self.gate(x).float()).to(values.dtype)
             values = values * gates.view(len(x), self.heads, -1)
         return self.out(values.flatten(1))  # type: ignore[no-any-return]
 

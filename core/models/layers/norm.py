@@ -133,6 +133,7 @@ class GatedNorm(nn.Module):
         out = [Slice("gate", width)]
         self.up = Linear(context, weights, f"{prefix}.W_up", spec.gate_rank, out)
         self._silu = context.ops.silu
+        self._sigmoid = context.ops.sigmoid
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised x, gated."""
@@ -145,7 +146,7 @@ class GatedNorm(nn.Module):
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         gate: torch.Tensor = self.up(self._silu(self.down(x)))
-        return (x * gate.float().sigmoid()).to(x.dtype)
+        return (x * self._sigmoid(gate.float())).to(x.dtype)
 
 
 Norm = RmsNorm | LayerNorm | Affine | GatedNorm

@@ -86,6 +86,11 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x))."""
+    return torch.sigmoid(x)
+
+
 def gelu(x: Tensor) -> Tensor:
     """Return the exact gelu of x."""
     return F.gelu(x)

@@ -27,6 +27,7 @@ def reference_ops() -> OpTable:
         gelu_tanh_and_mul=reference.gelu_tanh_and_mul,
         relu_and_mul=reference.relu_and_mul,
         silu=reference.silu,
+        sigmoid=reference.sigmoid,
         gelu=reference.gelu,
         gelu_tanh=reference.gelu_tanh,
         relu=reference.relu,

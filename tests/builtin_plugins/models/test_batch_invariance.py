@@ -26,11 +26,7 @@ OTHERS = ["Gemma2ForCausalLM", "GptOssForCausalLM", "MistralForCausalLM", "Qwen3
 Answer = list[tuple[int, list[tuple[int, float]]]]
 STATEFUL = {*LINEAR, *RECURRENT} - {"Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"}
 """Architectures with recurrent layers: their scans depend on the length of a chunk."""
-GATED = {"AfmoeForCausalLM", "Dots3NoteForCausalLM"}
-"""With gates that fill no whole vectors in tiny sizes: torch's scalar sigmoid has other bits."""
-STATELESS = sorted(
-    {*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE} - STATEFUL - GATED - {*FAMILIES, *OTHERS}
-)
+STATELESS = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE} - STATEFUL - {*FAMILIES, *OTHERS})
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 
