@@ -19,7 +19,9 @@ def test_selection_in_pieces_equals_reference(
     monkeypatch.setattr(selection, "MAX_PRODUCTS", limit)
     monkeypatch.setattr(selection, "KEYS_PER_PIECE", min(limit * 8, 4096))
     torch.manual_seed(0)
-    length, queries, count = 50, 6, 9
+    length = 50
+    queries = 6
+    count = 9
     num_blocks = -(-length // block_size)
     query = torch.randint(-3, 4, (queries, 3, 6)).float()
     weights = torch.randint(-2, 3, (queries, 3)).float()
