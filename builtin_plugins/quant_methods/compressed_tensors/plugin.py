@@ -10,7 +10,7 @@ def engine_options() -> list[Option]:
     """Options of all methods that read how a checkpoint rounds activations."""
     text = (
         "Round activations as a quantized checkpoint specifies. auto: where this makes products "
-        "faster; on: everywhere; off: nowhere, which is the most exact."
+        "faster; on: everywhere; off: nowhere, which is more exact."
     )
     return [Option("activation_quantization", Literal["auto", "on", "off"], "auto", text)]
 

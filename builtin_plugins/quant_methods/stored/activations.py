@@ -1,4 +1,4 @@
-"""Rounding of layer inputs, as quantized checkpoints specify it. Independent of formats and kernels.
+"""Rounding of layer inputs, as quantized checkpoints specify it. Independent of formats.
 
 Scales are computed per row or group, never per batch: results are batch-invariant.
 """

@@ -68,7 +68,7 @@ class BackendExperts:
         acted = self._rounding["down"](expert_activation(str(layer.activation))(inner))
         outputs = self._backend.product(layer, "down", acted, chosen)
         parts = outputs.view(*experts.shape, -1).float() * shares.float().unsqueeze(-1)
-        out = parts[:, 0]
+        out: torch.Tensor = parts[:, 0]
         for choice in range(1, experts.shape[1]):  # torch.sum's order depends on the batch
             out = out + parts[:, choice]
         return out.to(x.dtype)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from builtin_plugins.quant_methods.compressed_tensors.method import CompressedTensors
 from builtin_plugins.quant_methods.cpu_packed.method import make_method
 from builtin_plugins.quant_methods.fp_quant.method import FpQuant
 from builtin_plugins.quant_methods.quark.method import Quark
 from builtin_plugins.quant_methods.stored.activations import FLOATS, ActivationScheme
+from core import LLM, SamplingParams
 from core.errors import ModelError
 from tests.builtin_plugins.quant_methods.writers import compressed_tensors as ct
 from tests.builtin_plugins.quant_methods.writers import fp_quant, quark
@@ -205,3 +208,23 @@ def test_setting_without_effect_is_refused(mode: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"--activation-quantization: got '{mode}'; expected a "):
         method.check_used()
     CompressedTensors(settings, engine("auto")).check_used()
+
+
+def test_option_decides_in_an_engine(tmp_path: Path) -> None:
+    (write, _), extra, _ = cases()["fp8 static"]
+    stored, _ = quantize(plain_tensors(LLAMA, tmp_path, **SIZES), write)
+    save_file(with_activations(stored, extra), tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def found(mode: str) -> list[float]:
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        prompt: Any = {"prompt_token_ids": [5, 9, 30, 7, 22, 41]}
+        settings: Any = {"dtype": "float32", "max_model_len": 64}
+        with LLM(str(tmp_path), activation_quantization=mode, **settings) as llm:
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        return [entry.logprob for each in output.prompt_logprobs if each for entry in each.values()]
+
+    assert found("auto") == found("off") != found("on")

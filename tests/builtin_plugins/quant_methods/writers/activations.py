@@ -139,14 +139,17 @@ def cases(amax: float = 6.0) -> dict[str, Case]:
 
     `amax`: the magnitude that static scales represent.
     """
-    by_int, by_float, by_four = amax / 127, amax / 448, amax / (448 * 6)
+    by_int = amax / 127
+    by_float = amax / 448
+    by_four = amax / (448 * 6)
     of_ints, of_floats = ({"input_scale": torch.tensor(scale)} for scale in (by_int, by_float))
-    rows, tensor = torchao.ROWS, torchao.TENSOR
+    rows = torchao.ROWS
+    tensor = torchao.TENSOR
     int8 = {"num_bits": 8, "type": "int"}
     fp8 = {"num_bits": 8, "type": "float"}
     zero = {**of_ints, "input_zero_point": torch.tensor([3], dtype=torch.int8)}
     outer = {"input_global_scale": torch.tensor([1 / by_four])}
-    kept_ints, kept_floats = (
+    stored_ints, stored_floats = (
         {"_weight_act_quant_scale": torch.tensor([[scale]])} for scale in (by_int, by_float)
     )
     static = {"strategy": "tensor", "dynamic": False}
@@ -231,7 +234,7 @@ def cases(amax: float = 6.0) -> dict[str, Case]:
             torchao_case(
                 "int8 in rows", "Int8StaticActivationInt8WeightConfig", granularity=[tensor, rows]
             ),
-            kept_ints, static_integers(by_int),
+            stored_ints, static_integers(by_int),
         ),
         "torchao int8 by int3": (
             torchao_case("int3 with zeros", "Int8DynamicActivationIntxWeightConfig", **intx),
@@ -249,7 +252,7 @@ def cases(amax: float = 6.0) -> dict[str, Case]:
                 "fp8 of tensors", "Float8StaticActivationFloat8WeightConfig",
                 granularity=[tensor, tensor],
             ),
-            kept_floats, static_floats(by_float),
+            stored_floats, static_floats(by_float),
         ),
         "torchao fp8 by int4": (
             torchao_case(
@@ -324,5 +327,5 @@ def with_activations(stored: Tensors, tensors: Tensors) -> Tensors:
         if name.endswith(("weight_scale", "weight_scale_inv"))
     }
     return stored | {
-        f"{own}{suffix}": value for own in prefixes for suffix, value in tensors.items()
+        f"{own}{suffix}": value.clone() for own in prefixes for suffix, value in tensors.items()
     }
