@@ -52,7 +52,7 @@ class AutoRound(StoredMethod):
                 f"{', '.join((*ZERO_POINT_OFFSET, *AWQ))} with data_type int. Export the "
                 "checkpoint in one of these."
             )
-        if (config.get("act_bits") or PLAIN_BITS) < PLAIN_BITS:
+        if config.get("act_bits") not in (None, 0, PLAIN_BITS, 2 * PLAIN_BITS):
             warn_unsupported("act_bits", config["act_bits"])
         self._overrides = read_objects(config, "extra_config")
         self._named = NameList(self._overrides, _read_regex)

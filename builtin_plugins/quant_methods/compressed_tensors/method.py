@@ -174,13 +174,14 @@ def _activations(facts: Mapping[str, Any], layout: str) -> ActivationScheme | No
     if not facts:
         return None
     bits = facts.get("num_bits", 8)
+    bits = bits if type(bits) is int else 0
     is_float = str(facts.get("type", "int")).lower() == "float"
     number = FLOAT_NUMBERS.get(bits, "") if is_float else f"int{bits}" * (bits in range(2, 9))
     group = facts.get("group_size")
     strategy = facts.get("strategy") or ("tensor" if group is None else "group")
     is_symmetric = facts.get("symmetric", True) is not False
     dynamic = facts.get("dynamic", False)
-    has_groups = isinstance(group, int) and group > 0
+    has_groups = type(group) is int and group > 0
     if number and strategy == "tensor_group" and has_groups:
         static = "" if dynamic is True else "input_global_scale"
         return ActivationScheme(number, group, scale_kind="e4m3", static=static, is_reciprocal=True)

@@ -103,9 +103,10 @@ class ActivationScheme:
     def round(self, x: Tensor, scale: float = 0.0, zero: float = 0.0) -> Tensor:
         """Return x [..., in] rounded. `scale`, `zero`: the static ones, if it has any."""
         width = x.shape[-1]
-        if 0 < self.group_size != width:
-            padded = torch.nn.functional.pad(x, (0, -width % self.group_size))
-            groups = padded.unflatten(-1, (-1, self.group_size)).float()
+        size = min(self.group_size, width)
+        if 0 < size != width:
+            padded = torch.nn.functional.pad(x, (0, -width % size))
+            groups = padded.unflatten(-1, (-1, size)).float()
         else:
             groups = x.unsqueeze(-2).float()
         found = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from builtin_plugins.quant_methods.common.scales import is_block_shape
 from builtin_plugins.quant_methods.stored.activations import ActivationScheme, warn_unsupported
 from builtin_plugins.quant_methods.torchao.config_values import name_of, read_value
 
@@ -34,16 +35,18 @@ def activation_scheme(kind: str, facts: Mapping[str, Any]) -> ActivationScheme |
     usual = "asymmetric" if "Intx" in kind else "symmetric"
     mapping = name_of(facts.get("act_mapping_type")) or usual
     granularity = facts.get("granularity")
-    own, sizes = read_value(granularity[0] if isinstance(granularity, list) else granularity)
+    is_pair = isinstance(granularity, list) and len(granularity) > 0
+    own, sizes = read_value(granularity[0] if is_pair else granularity)
     block = sizes.get("block_size")
-    if own == "PerBlock" and isinstance(block, list) and len(block) == 2 and block[0] == 1:
-        return ActivationScheme(number, int(block[1]))
+    if own == "PerBlock" and is_block_shape(block) and block[0] == 1:
+        return ActivationScheme(number, block[1])
     if own not in ("", "PerTensor", "PerRow", "PerToken"):
         warn_unsupported("granularity", granularity)
         return None
     bound = facts.get("activation_value_ub")
+    is_bound = isinstance(bound, (int, float)) and bound > 0
     return ActivationScheme(
         number,
         is_symmetric=mapping != "asymmetric",
-        max_amax=math.inf if bound is None else float(bound),
+        max_amax=float(bound) if is_bound else math.inf,
     )

@@ -14,6 +14,7 @@ from builtin_plugins.quant_methods.modelopt.method import MIXED, ModelOpt
 from builtin_plugins.quant_methods.stored.method import StoredMethod
 from core.errors import ModelError
 from tests.builtin_plugins.quant_methods.test_fuzzed_tensors import PART
+from tests.builtin_plugins.quant_methods.writers import activations as rounded
 from tests.builtin_plugins.quant_methods.writers.all_formats import cases
 from tests.builtin_plugins.quant_methods.writers.float_formats import CASES as FLOATS
 
@@ -65,15 +66,17 @@ def configs() -> Iterator[tuple[type[StoredMethod], dict[str, Any]]]:
     """Yield one config of each method."""
     stated: list[tuple[type[StoredMethod], dict[str, Any]]] = []
 
-    def record(self: StoredMethod, config: Any) -> None:
+    def record(self: StoredMethod, config: Any, engine: Any = None) -> None:
         stated.append((type(self), config))
-        init(self, config)
+        init(self, config, engine)
 
     init = StoredMethod.__init__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StoredMethod, "__init__", record)
         for _, make in (cases() | FLOATS).values():
             make()
+        for (_, make_rounding), _, _ in rounded.cases().values():
+            make_rounding(None)
     yield from stated
     yield DeepSpeedFp, DeepSpeedFp.example_config
     yield ModelOpt, {"quant_method": "modelopt", "quant_algo": MIXED}
