@@ -181,14 +181,14 @@ def _activations(facts: Mapping[str, Any], layout: str) -> ActivationScheme | No
     strategy = facts.get("strategy") or ("tensor" if group is None else "group")
     is_symmetric = facts.get("symmetric", True) is not False
     dynamic = facts.get("dynamic", False)
-    has_groups = type(group) is int and group > 0
-    if number and strategy == "tensor_group" and has_groups:
+    size = group if type(group) is int and group > 0 else 0
+    if number and strategy == "tensor_group" and size:
         static = "" if dynamic is True else "input_global_scale"
-        return ActivationScheme(number, group, scale_kind="e4m3", static=static, is_reciprocal=True)
-    if number and dynamic is True and strategy == "group" and has_groups:
+        return ActivationScheme(number, size, scale_kind="e4m3", static=static, is_reciprocal=True)
+    if number and dynamic is True and strategy == "group" and size:
         has_exponents = "uint8" in str(facts.get("scale_dtype")) or layout.startswith("mx")
         return ActivationScheme(
-            number, group, is_symmetric, scale_kind="e8m0" if has_exponents else "float"
+            number, size, is_symmetric, scale_kind="e8m0" if has_exponents else "float"
         )
     if number and dynamic is True and strategy in ("token", "tensor"):
         return ActivationScheme(number, is_symmetric=is_symmetric)

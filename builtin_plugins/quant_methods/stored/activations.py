@@ -222,7 +222,7 @@ class InputRounding:
                 f"{next(iter(self._tensors))}.{name}: got no tensor; expected the static scale of "
                 "activations. Use --activation-quantization off, or the complete checkpoint."
             )
-        prefix = (min if self.scheme.is_reciprocal else max)(found, key=lambda own: found[own])
+        prefix = sorted(found, key=found.__getitem__)[0 if self.scheme.is_reciprocal else -1]
         scale = found[prefix]
         if not (math.isfinite(scale) and scale > 0):
             raise ModelError(

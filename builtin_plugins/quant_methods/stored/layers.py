@@ -165,8 +165,8 @@ class StoredLinear:
         """Return the kernels of the backend; None without them, or with several backends."""
         first = self._distinct[0]
         find = getattr(first.backend, "quantized_inputs", None)
-        is_plain = find is None or first.rounding is not None or len(self._distinct) > 1
-        return None if is_plain else find()
+        takes_plain = first.rounding is not None or len(self._distinct) > 1
+        return None if find is None or takes_plain else find()
 
     def embed(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows with these ids."""

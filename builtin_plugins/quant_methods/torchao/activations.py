@@ -35,8 +35,9 @@ def activation_scheme(kind: str, facts: Mapping[str, Any]) -> ActivationScheme |
     usual = "asymmetric" if "Intx" in kind else "symmetric"
     mapping = name_of(facts.get("act_mapping_type")) or usual
     granularity = facts.get("granularity")
-    is_pair = isinstance(granularity, list) and len(granularity) > 0
-    own, sizes = read_value(granularity[0] if is_pair else granularity)
+    if isinstance(granularity, list) and granularity:
+        granularity = granularity[0]
+    own, sizes = read_value(granularity)
     block = sizes.get("block_size")
     if own == "PerBlock" and is_block_shape(block) and block[0] == 1:
         return ActivationScheme(number, block[1])
@@ -44,9 +45,5 @@ def activation_scheme(kind: str, facts: Mapping[str, Any]) -> ActivationScheme |
         warn_unsupported("granularity", granularity)
         return None
     bound = facts.get("activation_value_ub")
-    is_bound = isinstance(bound, (int, float)) and bound > 0
-    return ActivationScheme(
-        number,
-        is_symmetric=mapping != "asymmetric",
-        max_amax=float(bound) if is_bound else math.inf,
-    )
+    max_amax = float(bound) if isinstance(bound, (int, float)) and bound > 0 else math.inf
+    return ActivationScheme(number, is_symmetric=mapping != "asymmetric", max_amax=max_amax)
