@@ -340,7 +340,8 @@ def test_cut_answer_is_continued(page: Page) -> None:
     assert page.value(COUNT) == 2
     (body,) = page.value("window.sent")
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
-    assert body["messages"][-1] == {"role": "assistant", "content": before}
+    assert body["messages"][-1]["role"] == "assistant"
+    assert body["messages"][-1]["content"].strip() == before
     assert page.value("document.querySelector(\"[aria-label='Continue this answer']\")") is None
 
 
