@@ -29,7 +29,7 @@ def own_cache() -> Iterator[None]:
 
 def test_kernels_and_launches_are_cached_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
-    FakeGpu().start(with_folder(folder))
+    FakeGpu().start(replace(EngineConfig(), options={"kernel_cache_dir": str(folder)}))
     assert triton.runtime.cache.FileCacheManager("abc").cache_dir == str(folder / "abc")
     assert Autotuner("experts")._file("card", (1, 2)).is_relative_to(folder)
 
