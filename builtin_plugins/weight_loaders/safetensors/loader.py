@@ -91,7 +91,9 @@ class SafetensorsLoader:
             for each in stored:
                 if each.name not in read:
                     yield prefix + each.name, _without_data(each)
-            for name, tensor in _mapped(path, own) if own else ():
+            if not own:
+                continue
+            for name, tensor in _mapped(path, own):
                 yield prefix + name, tensor
                 del tensor  # frees its pages before the next one is copied
 
