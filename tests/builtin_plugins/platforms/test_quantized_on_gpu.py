@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from core_kernels.triton import chunked_scan
+from core_kernels.triton import block_scaled, chunked_scan
+from core_kernels.triton.block_scaled import BlockScaledOps
+from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.launching import INTERPRETED
 from core_kernels.triton.quantized import WHOLE_ROW
 from core_kernels.triton.quantized_rows import round_rows
 from core_kernels.triton.scaled_mm import ScaledFloatOps
 
 from core.models.ops import reference
-from tests.kernels.triton.test_triton_quantized import CASES, assert_near, floats, packed
+from tests.kernels.triton.test_triton_quantized import (
+    CASES,
+    assert_near,
+    floats,
+    integers,
+    packed,
+)
 
 DEVICE = "cuda"
 
@@ -31,7 +39,7 @@ def test_quantized_linear_equals_plain_weight_on_gpu(name: str, dtype: torch.dty
         ops, layout = CASES[name](rows, width)
         weight = packed(ops, layout).to(DEVICE)
         x = torch.randn(count, width).to(dtype)
-        assert_near(ops.linear(x.to(DEVICE), weight, rows).cpu(), x.float() @ layout.plain().T)
+        assert_near(ops.linear(x.to(DEVICE), weight, rows).cpu(), x.float() @ layout.dequantize().T)
 
 
 @pytest.mark.parametrize("group", [WHOLE_ROW, 128])
@@ -46,7 +54,36 @@ def test_fp8_linear_uses_torch(group: int) -> None:
     values, scales = round_rows(x.to(DEVICE), group)[:2]
     plain = (values.float() * scales.repeat_interleave(min(group, width), 1)).cpu()
     found = ops.linear(x.to(DEVICE), packed(ops, layout).to(DEVICE), rows)
-    assert_near(found.cpu(), plain @ layout.plain().T)
+    assert_near(found.cpu(), plain @ layout.dequantize().T)
+
+
+def test_int8_linear_multiplies_integers() -> None:
+    rows = 256
+    width = 512
+    _, layout = integers(rows, width, 8, WHOLE_ROW, False)
+    ops = ScaledIntOps(torch.float16)
+    for count in (1, 33, 300):
+        x = torch.randn(count, width).bfloat16()
+        values, scales = round_rows(x.to(DEVICE), WHOLE_ROW, torch.int8)[:2]
+        rounded = (values.float() * scales).cpu()
+        found = ops.linear(x.to(DEVICE), packed(ops, layout).to(DEVICE), rows)
+        assert_near(found.cpu(), rounded @ layout.dequantize().T)
+
+
+def test_mxfp4_linear_multiplies_blocks() -> None:
+    """Below capability 10.0 Triton decodes the numbers."""
+    rows = 256
+    width = 544
+    ops = BlockScaledOps()
+    codes = torch.tensor([-12, -3, 0, 1, 8], dtype=torch.int8)[torch.randint(5, (rows, width))]
+    scales = torch.exp2(torch.randint(-5, 2, (rows, width // 32)).float())
+    weight = ops.empty(rows, width, torch.bfloat16)
+    ops.pack_codes(weight, rows, 0, codes, scales)
+    plain = codes.float() * scales.repeat_interleave(32, 1)
+    for count in (1, 33, 300):
+        x = torch.randn(count, width).bfloat16().to(DEVICE)
+        rounded = block_scaled.decoded(block_scaled.round_rows(x), width).cpu()
+        assert_near(ops.linear(x, weight.to(DEVICE), rows).cpu(), rounded @ plain.T)
 
 
 def test_chunked_recurrent_layers_equal_reference_on_gpu() -> None:
