@@ -63,7 +63,8 @@ class PackedExperts:
         acted = self._act(layer, inner)
         outputs = self._ops.grouped(acted, layer.down, self._rows["down"], experts)  # type: ignore[arg-type]
         if is_partial:  # no product was written for experts of other ranks
-            outputs.masked_fill_((by_expert == len(layer.down))[:, None], 0.0)  # type: ignore[arg-type]
+            is_other = by_expert.eq(len(layer.down))  # type: ignore[arg-type]
+            outputs.masked_fill_(is_other[:, None], 0.0)
         back = torch.empty_like(outputs)
         back[order] = outputs
         chosen = back.view(*experts.shape, self._rows["down"]).float() * shares.float().unsqueeze(

@@ -35,7 +35,8 @@ class StreamReader(nn.Module):
         square = streams.square().mean(-1, keepdim=True)
         streams = streams * torch.rsqrt(square + EPS)
         scores = self.query @ streams.transpose(1, 2) * streams.shape[-1] ** -0.5
-        return (scores.softmax(-1) @ streams).flatten(1).to(x.dtype)
+        mixed: torch.Tensor = (scores.softmax(-1) @ streams).flatten(1).to(x.dtype)
+        return mixed
 
 
 class BlockResidual(nn.Module):

@@ -21,6 +21,7 @@ from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
+    from core.model_spec.parallel import ParallelGroup
     from core.model_spec.relative import RelativeAttentionSpec
     from core.models.layers.row_cache import Queries, RowsPlan
 
@@ -169,7 +170,7 @@ class RelativeAttention(nn.Module):
             weights.add(
                 f"{within}.{name}_l2_clip.scale",
                 (spec.heads, width),
-                lambda tensor, to=factor.data: copy_weight(to, group.cut(tensor, 0)),
+                partial(_load_part, factor.data, group),
             )
 
     def forward(
@@ -278,4 +279,9 @@ def clipped(x: torch.Tensor, longest: float) -> torch.Tensor:
     """Return vectors scaled down to a length, in float32."""
     x = x.float()
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * (longest / (length + 1e-6)).clamp(max=1.0)
+    factor: torch.Tensor = (longest / (length + 1e-6)).clamp(max=1.0)
+    return x * factor
+
+
+def _load_part(target: torch.Tensor, group: ParallelGroup, tensor: torch.Tensor) -> None:
+    copy_weight(target, group.cut(tensor, 0))

@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 class ExpertGroups(NamedTuple):
     """Groups of consecutive experts; a token chooses experts of its best groups."""
 
-    count: int = 1
+    num_groups: int = 1
     top_k: int = 1
     """Number of best groups."""
     num_ranked: int = 2
@@ -57,7 +57,7 @@ def select_experts(
     """
     scores = SCORES[score](logits)
     choice_scores = scores if bias is None else scores + bias
-    if groups.count > 1:
+    if groups.num_groups > 1:
         choice_scores = _best_groups(groups, choice_scores)
     shares, experts = choice_scores.topk(top_k, dim=-1)
     experts = experts if chosen is None else chosen
@@ -70,7 +70,7 @@ def select_experts(
 
 def _best_groups(groups: ExpertGroups, choice_scores: Tensor) -> Tensor:
     """Return the scores, with `outside_score` for experts outside of the best groups."""
-    grouped = choice_scores.unflatten(-1, (groups.count, -1))
+    grouped = choice_scores.view(len(choice_scores), groups.num_groups, -1)
     worth = grouped.topk(groups.num_ranked, dim=-1).values.sum(-1)  # [n, groups]
     best = worth.topk(groups.top_k, dim=-1).indices
     is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
