@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from core_kernels.triton import attention
@@ -14,17 +14,33 @@ from core_kernels.triton.decode_plan import DecodePlan, plan_decode, programs_of
 from core_kernels.triton.sparse_attention import TokenPlan, plan_tokens, select_positions
 
 from builtin_plugins.attention_backends.triton.kernel_layer import kernel_layer
+from builtin_plugins.attention_backends.triton.plan import Plan
 from core.model_spec.attention_params import AttentionParams
 
-if TYPE_CHECKING:
-    from builtin_plugins.attention_backends.triton.backend import Plan, TritonAttention
+
+class WholeAttention(Protocol):
+    """Attention to all tokens, on a device."""
+
+    def num_programs(self, device: torch.device) -> int:
+        """Return the number of programs that fill the device."""
+
+    def attend(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        """Write keys and values; return attention [num_tokens, heads, value size]."""
 
 
 @dataclass(slots=True)
 class SelectingPlan:
     """A KV group in one step; each token attends to at most `top_k` tokens."""
 
-    backend: TritonAttention
+    backend: WholeAttention
     plan: Plan
     top_k: int
     max_len: int
