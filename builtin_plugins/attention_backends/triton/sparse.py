@@ -41,8 +41,11 @@ class SelectingPlan:
     """A KV group in one step; each token attends to at most `top_k` tokens."""
 
     backend: WholeAttention
+    """Attends to all tokens."""
     plan: Plan
+    """The plan of all tokens."""
     top_k: int
+    """Maximum number of tokens that a token attends to."""
     max_len: int
     """Limit of the lengths of this step, or of all that a static plan is for."""
     _tokens: TokenPlan | None = None
