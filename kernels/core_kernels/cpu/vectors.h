@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -87,6 +88,16 @@ struct Memory {
 
     template <typename Number>
     static Vector load_as(const Number* from) {
+#if defined(__AVX2__)
+        // GCC widens a vector of this size by halves, and joins them.
+        typedef uint32_t Eight __attribute__((vector_size(32)));
+        if constexpr (std::is_same_v<Vector, Eight> && std::is_same_v<Number, uint16_t>)
+            return (Vector)_mm256_cvtepu16_epi32(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        if constexpr (std::is_same_v<Vector, Eight> && std::is_same_v<Number, uint8_t>)
+            return (Vector)_mm256_cvtepu8_epi32(
+                _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
         typedef Number Small __attribute__((vector_size(kCount * sizeof(Number))));
         Small small;
         std::memcpy(&small, from, sizeof small);

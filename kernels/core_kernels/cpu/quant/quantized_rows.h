@@ -62,7 +62,10 @@ struct QuantizedRows {
           sums(make_buffer<int32_t>(rows * parts)) {}
 
     // Index of element k of a row.
-    int64_t at(int64_t row, int64_t k) const { return (k / run * count + row) * run + k % run; }
+    int64_t at(int64_t row, int64_t k) const {
+        if (count == 1 || k < run) return row * run + k;  // a division costs as much as a vector
+        return (k / run * count + row) * run + k % run;
+    }
 
 private:
     int64_t size(int64_t rows) const {
@@ -82,10 +85,24 @@ inline Ints maximum(Ints a, Ints b) {
     return in_registers(a, b, [](auto x, auto y) { return x > y ? x : y; });
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Combines all lanes in registers; `reduce` goes through memory.
+template <typename Combine>
+inline int32_t reduce_lanes(Ints lanes, Combine combine) {
+    const __m256i both = combine((__m256i)lanes.low, (__m256i)lanes.high);
+    __m256i own = combine(both, _mm256_permute4x64_epi64(both, 0x4e));  // the other half
+    own = combine(own, _mm256_shuffle_epi32(own, 0x4e));
+    own = combine(own, _mm256_shuffle_epi32(own, 0xb1));
+    return _mm256_cvtsi256_si32(own);
+}
+#endif
+
 // The maximum and the sum of all lanes.
 inline int32_t largest(Ints lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32((__m512i)lanes);
+#elif defined(__AVX2__)
+    return reduce_lanes(lanes, [](auto a, auto b) { return _mm256_max_epi32(a, b); });
 #else
     return reduce(lanes, [](auto a, auto b) { return select(a > b, a, b); });
 #endif
@@ -94,15 +111,17 @@ inline int32_t largest(Ints lanes) {
 inline int32_t summed(Ints lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)lanes);
+#elif defined(__AVX2__)
+    return reduce_lanes(lanes, [](auto a, auto b) { return _mm256_add_epi32(a, b); });
 #else
     return reduce(lanes, [](auto a, auto b) { return a + b; });
 #endif
 }
 
 // Calls body(index, numbers) for sixteen numbers at a time; the last ones are padded with zeros.
-template <typename Body>
-inline __attribute__((always_inline)) void for_lanes(const float* numbers, int64_t first,
-                                                     int64_t end, Body body) {
+template <typename T, typename Body>
+inline __attribute__((always_inline)) void for_lanes(const T* numbers, int64_t first, int64_t end,
+                                                     Body body) {
     int64_t k = first;
     for (; k + kLanes <= end; k += kLanes) body(k, load(numbers + k));
     if (k < end) body(k, load(numbers + k, end - k));
@@ -162,57 +181,74 @@ inline void store_integers(QuantizedRows& rows, int64_t at, Ints integers) {
 }
 #endif
 
-// Quantizes one row, padded with zeros to the stride.
-inline void quantize_row(QuantizedRows& rows, int64_t row, const float* numbers,
-                         int32_t* integers) {
+// Returns the scale of a span of a row.
+template <typename T>
+inline float span_scale(const T* numbers, int64_t first, int64_t end, int64_t bits) {
+    Ints max_bits = {};
+    for_lanes(numbers, first, end, [&](int64_t, Floats own) {
+        max_bits = maximum((Ints)own & 0x7fffffff, max_bits);
+    });
+    return scale_for(largest(max_bits), bits);
+}
+
+// Quantizes one row of consecutive numbers; padding stays zero. Calls put(index, sixteen integers).
+template <typename T, typename Put>
+inline __attribute__((always_inline)) void quantize_row(QuantizedRows& rows, int64_t row,
+                                                        const T* numbers, Put put) {
     const Floats to_integer = spread(0x1.8p23f);  // adding 1.5 * 2^23 rounds to an integer
     const RowLayout& layout = rows.layout;
     int64_t part = 0;
     for (int64_t span = 0; span < rows.spans; ++span) {
         const int64_t first = span * layout.span, end = std::min(first + layout.span, layout.width);
-        Ints max_bits = {};
-        for_lanes(numbers, first, end, [&](int64_t, Floats own) {
-            const Ints bits = (Ints)own & 0x7fffffff;
-            max_bits = maximum(bits, max_bits);
-        });
-        const float scale = scale_for(largest(max_bits), rows.bits),
+        const float scale = span_scale(numbers, first, end, rows.bits),
                     inverse = scale == scale ? 1 / scale : 0;
         rows.scales[span * rows.count + row] = scale;
         for (int64_t begin = first; begin < end; begin += layout.part, ++part) {
             Ints sum = {};
-            for_lanes(
-                numbers, begin, std::min(begin + layout.part, end), [&](int64_t k, Floats own) {
-                    const Ints made =
-                        inverse == 0 ? Ints{} : (Ints)(own * inverse + to_integer) - 0x4b400000;
-                    store_vector(integers + k, made);  // padding is overwritten, or zero
-                    sum += made;
-                });
+            for_lanes(numbers, begin, std::min(begin + layout.part, end),
+                      [&](int64_t k, Floats own) {
+                          const Ints made = inverse == 0
+                                                ? Ints{}
+                                                : (Ints)(own * inverse + to_integer) - 0x4b400000;
+                          put(k, made);
+                          sum += made;
+                      });
             rows.sums[part * rows.count + row] = summed(sum);
         }
     }
-    for (int64_t k = 0, at = row * rows.run; k < rows.stride;
-         k += rows.run, at += rows.count * rows.run)
-        for (int64_t i = 0; i < rows.run; i += kLanes) {
-            store_integers(rows, at + i, load_vector<Ints>(integers + k + i));
-        }
+}
+
+// Quantizes one row. Parts of whole vectors are stored directly.
+template <typename T>
+inline void quantize_row(QuantizedRows& rows, int64_t row, const T* numbers) {
+    if (rows.layout.part % kLanes == 0)
+        return quantize_row(rows, row, numbers, [&](int64_t k, Ints integers) {
+            store_integers(rows, rows.at(row, k), integers);
+        });
+    const Buffer<int32_t> all = make_buffer<int32_t>(rows.stride + kLanes);
+    quantize_row(rows, row, numbers, [&](int64_t k, Ints integers) {
+        store_vector(&all[k], integers);  // padding is overwritten, or zero
+    });
+    for (int64_t k = 0; k < rows.stride; k += kLanes)
+        store_integers(rows, rows.at(row, k), load_vector<Ints>(&all[k]));
 }
 
 // Quantizes the first `count` rows of x. `order`, or null: index into x for each element of a row.
 inline void quantize_rows(QuantizedRows& rows, const Product& p, int64_t count, int32_t dtype,
                           const int32_t* order = nullptr) {
     run_workers(count, count * rows.stride >= kParallelNumbers, [&](WorkItems& items) {
-        const Buffer<float> numbers = make_buffer<float>(rows.stride);
-        const Buffer<int32_t> integers = make_buffer<int32_t>(rows.stride + kLanes);
-        for (int64_t row; items.next(&row);) {
+        const bool whole = !order && p.in == rows.layout.width;
+        const Buffer<float> numbers = make_buffer<float>(whole ? 0 : rows.stride);
+        for (int64_t row; items.next(&row);)
             with_dtype(dtype, [&](auto number) {
                 const auto* x = static_cast<const decltype(number)*>(p.x) + row * p.x_stride;
+                if (whole) return quantize_row(rows, row, x);
                 if (order)
                     for (int64_t k = 0; k < p.in; ++k) numbers[k] = widened(x[order[k]]);
                 else
                     read_row(numbers.get(), x, p.in, 1);
+                quantize_row<float>(rows, row, numbers.get());
             });
-            quantize_row(rows, row, numbers.get(), integers.get());
-        }
     });
 }
 
