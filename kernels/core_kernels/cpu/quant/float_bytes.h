@@ -1,4 +1,5 @@
-// Eight-bit floats (E4M3) to bfloat16 by table lookups of their nibbles, 32 codes at a time (AVX2).
+// Eight-bit floats of AVX2, 32 codes at a time: E4M3 to bfloat16 by table lookups of their nibbles,
+// E5M2 to float32 as the upper bytes of float16 numbers.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,21 @@ inline Register split_bytes(Register codes, Register* odd) {
     const __m256i mask = _mm256_set1_epi16(static_cast<short>(0xff00));
     *odd = (Register)_mm256_blendv_epi8(_mm256_srli_epi16(lower, 8), upper, mask);
     return (Register)_mm256_blendv_epi8(lower, _mm256_slli_epi16(upper, 8), mask);
+}
+
+// Decodes the codes of eight 32-bit lanes; an input is byte 0, 2, 1 or 3 of all lanes.
+inline void widen_halves(__m256i codes, __m256 (&inputs)[4]) {
+    const __m256i by_input = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
+    // Inputs 0 and 2 in the lower half of the register, 1 and 3 in the upper one.
+    const __m256i own = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(codes, by_input),
+                                                    _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
+    const __m256i zero = _mm256_setzero_si256(), first = _mm256_unpacklo_epi8(zero, own),
+                  second = _mm256_unpackhi_epi8(zero, own);
+    inputs[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(first));
+    inputs[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(first, 1));
+    inputs[2] = _mm256_cvtph_ps(_mm256_castsi256_si128(second));
+    inputs[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(second, 1));
 }
 
 }  // namespace

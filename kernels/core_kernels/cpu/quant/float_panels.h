@@ -213,6 +213,25 @@ inline QuadPairs pairs_of(Words codes, const Decoder<kKind>& numbers) {
             numbers.decode_pairs(codes >> 8 & 0x00ff00ff)};
 }
 
+// The four inputs of a quad as float32; all codes of eight bits are bfloat16 numbers.
+template <int kKind>
+inline void numbers_of(Floats (&numbers)[kQuad], Words codes, const Decoder<kKind>& decoder) {
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    if constexpr (kKind == kE5M2) {
+        __m256 low[kQuad], high[kQuad];
+        widen_halves((__m256i)codes.low, low);
+        widen_halves((__m256i)codes.high, high);
+        for (int i = 0; i < kQuad; ++i) numbers[i] = {low[i], high[i]};
+        return;
+    }
+#endif
+    const QuadPairs pairs = pairs_of(codes, decoder);
+    numbers[0] = (Floats)(pairs.first << 16);
+    numbers[1] = (Floats)(pairs.first & 0xffff0000);
+    numbers[2] = (Floats)(pairs.second << 16);
+    numbers[3] = (Floats)(pairs.second & 0xffff0000);
+}
+
 // Decodes one quad of sixteen columns into units of linear.cpp.
 template <int kKind>
 inline void decode_quad(BFloat16* to, Words codes, int64_t columns, const Decoder<kKind>& numbers) {
@@ -226,12 +245,10 @@ inline void decode_quad(float* to, Words codes, int64_t columns, const Decoder<k
     if constexpr (kKind == kTabled) {
         for (int64_t i = 0; i < kQuad; ++i)
             store(to + i * columns, numbers.decode_float(codes >> (8 * kByteOrder[i]) & 0xff));
-    } else {  // all of these are bfloat16 numbers
-        const QuadPairs pairs = pairs_of(codes, numbers);
-        store_vector(to, pairs.first << 16);
-        store_vector(to + columns, pairs.first & 0xffff0000);
-        store_vector(to + 2 * columns, pairs.second << 16);
-        store_vector(to + 3 * columns, pairs.second & 0xffff0000);
+    } else {
+        Floats inputs[kQuad];
+        numbers_of(inputs, codes, numbers);
+        for (int64_t i = 0; i < kQuad; ++i) store(to + i * columns, inputs[i]);
     }
 }
 

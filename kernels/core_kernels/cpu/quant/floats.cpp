@@ -154,12 +154,11 @@ private:
 #pragma GCC unroll 4
             for (int c = 0; c < kTiles; ++c) {
                 __builtin_prefetch(codes + kFetchAhead + c * sizeof(Words), 0, 2);
-                const QuadPairs pairs =
-                    pairs_of(load_vector<Words>(codes + c * sizeof(Words)), decoder_);
-                sums[0][c] = sums[0][c] + spread(x[k]) * (Floats)(pairs.first << 16);
-                sums[0][c] = sums[0][c] + spread(x[k + 1]) * (Floats)(pairs.first & 0xffff0000);
-                sums[0][c] = sums[0][c] + spread(x[k + 2]) * (Floats)(pairs.second << 16);
-                sums[0][c] = sums[0][c] + spread(x[k + 3]) * (Floats)(pairs.second & 0xffff0000);
+                Floats numbers[kQuad];
+                numbers_of(numbers, load_vector<Words>(codes + c * sizeof(Words)), decoder_);
+#pragma GCC unroll 4
+                for (int i = 0; i < kQuad; ++i)
+                    sums[0][c] = sums[0][c] + spread(x[k + i]) * numbers[i];
             }
         add_scaled<kTiles>(sums, scales, 0, 0, 1);
     }
