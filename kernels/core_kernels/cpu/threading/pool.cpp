@@ -22,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLongSpin = std::chrono::microseconds(100);
 constexpr auto kShortSpin = std::chrono::microseconds(3);
 constexpr auto kPreemptionMemory = std::chrono::milliseconds(20);
+// A system call costs a microsecond, as much as waiting for a small kernel.
+constexpr auto kDetectionInterval = std::chrono::microseconds(200);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -35,19 +37,21 @@ inline void pause() {
 class PreemptionDetector {
 public:
     bool was_preempted() {
+        const auto now = Clock::now();
 #if defined(__linux__)
         rusage usage;
-        if (getrusage(RUSAGE_THREAD, &usage) == 0 && usage.ru_nivcsw != switches_) {
+        if (now >= next_ && getrusage(RUSAGE_THREAD, &usage) == 0) {
+            next_ = now + kDetectionInterval;
+            if (usage.ru_nivcsw != switches_) until_ = now + kPreemptionMemory;
             switches_ = usage.ru_nivcsw;
-            until_ = Clock::now() + kPreemptionMemory;
         }
 #endif
-        return Clock::now() < until_;
+        return now < until_;
     }
 
 private:
     long switches_ = 0;
-    Clock::time_point until_{};
+    Clock::time_point until_{}, next_{};
 };
 
 // Spins until `ready` or a timeout; returns the last value of `ready`.
