@@ -5,7 +5,7 @@ blocks.
 import math
 from dataclasses import replace
 
-from core.api import Entry, ModelError, hookimpl
+from core.api import Entry, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
 from core.model_spec.layer import MoeSpec, pre_norm_layer
@@ -24,10 +24,6 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of a gpt-oss config."""
     facts = ModelFacts(hf_config)
-    if (facts.number("swiglu_alpha", 1.702), facts.number("swiglu_limit", 7.0)) != (1.702, 7.0):
-        raise ModelError(
-            "swiglu_alpha and swiglu_limit in config.json are served as 1.702 and 7.0 only."
-        )
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias", True)
     heads = facts.heads(64)
@@ -40,7 +36,7 @@ def spec(hf_config: object) -> DecoderSpec:
         experts=facts.count("num_local_experts"),
         top_k=facts.count("num_experts_per_tok", facts.get("experts_per_token")),
         width=facts.count("intermediate_size"),
-        activation="swiglu_clamped",
+        activation=facts.clamped_swiglu(),
         router_bias=True,
         bias=True,
     )

@@ -97,6 +97,8 @@ class AttentionSpec:
     out_bias: bool = False
     kv_dtype: str | None = None
     """KV cache dtype; None: that of the quantization method, else the model dtype."""
+    indexer: BlockIndexerSpec | None = None
+    """Selects the blocks of keys that a query attends to; None: it attends to all."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_size"):
@@ -133,6 +135,63 @@ class AttentionSpec:
         if self.alibi and len(self.alibi) != self.heads:
             raise ModelError(
                 f"alibi: got {len(self.alibi)} slopes; expected {self.heads}, one per head."
+            )
+        if self.indexer is not None:
+            self.indexer.check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockIndexerSpec:
+    """Lightning indexer of block-sparse attention: selects blocks of keys for each KV head.
+
+    It has a query head for each KV head, and one key head. A block's score is the highest product
+    of the query with its keys.
+    """
+
+    source_layer: ClassVar[None] = None
+    heads: int
+    size: int
+    """Size of queries and keys; their leading part has the RoPE of the layer."""
+    block_size: int
+    """Keys per block (index_block_size)."""
+    top_blocks: int
+    """Blocks selected per query and KV head (index_topk_blocks), local ones included."""
+    local_blocks: int
+    """Last blocks, always selected (index_local_blocks)."""
+    norm: NormSpec
+    """Norm of queries and keys, shared by the heads."""
+
+    @property
+    def top_k(self) -> int:
+        """Number of tokens in the selected blocks; queries that see no more attend to all."""
+        return self.block_size * self.top_blocks
+
+    def check(self, attention: AttentionSpec) -> None:
+        """Raise `ModelError` for sizes and for attention that it does not support."""
+        for name, least in (("size", 1), ("block_size", 1), ("top_blocks", 1), ("local_blocks", 0)):
+            if getattr(self, name) < least:
+                raise ModelError(
+                    f"{name} of the indexer: got {getattr(self, name)}; expected at least {least}."
+                )
+        if self.heads != attention.kv_heads:
+            raise ModelError(
+                f"index_n_heads: got {self.heads}; expected num_key_value_heads "
+                f"{attention.kv_heads}. Restore the model's own config.json."
+            )
+        if self.local_blocks > self.top_blocks:
+            raise ModelError(
+                f"index_local_blocks: got {self.local_blocks}; expected up to index_topk_blocks "
+                f"{self.top_blocks}. Restore the model's own config.json."
+            )
+        if attention.rope is None or attention.rope.size > self.size:
+            raise ModelError(
+                f"index_head_dim: got {self.size}; expected at least the rotary size of the layer. "
+                "Restore the model's own config.json."
+            )
+        others = ("window", "chunk", "softcap", "alibi", "relative", "sinks", "kv_source_layer")
+        if not attention.causal or any(getattr(attention, name) for name in others):
+            raise ModelError(
+                "an indexer of blocks supports no window, chunk, softcap, bias, sinks or shared KV."
             )
 
 

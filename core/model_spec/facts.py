@@ -79,6 +79,15 @@ class ModelFacts(ConfigFields):
             )
         return _ACTIVATIONS[value]
 
+    def clamped_swiglu(self) -> str:
+        """Return the activation with the gain and the limit of the config, which are fixed."""
+        for name, fixed in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+            if self.number(name, fixed) != fixed:
+                raise ModelError(
+                    f"{name}: got {self.number(name)}; expected {fixed}. Serve another checkpoint."
+                )
+        return "swiglu_clamped"
+
     def require_silu(self, name: str = "hidden_act") -> None:
         """Raise `ModelError` for another activation; recurrent layers compute SiLU only."""
         if self.activation(name) != "silu":

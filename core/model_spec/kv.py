@@ -35,6 +35,8 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
     """Tokens per block; None: the configured block size."""
     scaled: bool = False
     """Whether each vector is followed by its own float32 scale; only with one-byte dtypes."""
+    top_k: int = 0
+    """Tokens that a query attends to, selected by an indexer; 0: all."""
     spare: int = 0
     """Additional blocks for features that decode several branches of one row (tree speculation)."""
 
@@ -61,9 +63,6 @@ class FullAttention(msgspec.Struct, frozen=True, tag="full"):
 class LatentKeys(FullAttention, frozen=True, tag="latent"):
     """Latents of every earlier token (MLA): the value is the beginning of the key."""
 
-    top_k: int = 0
-    """Tokens that a query attends to, selected by an indexer; 0: all."""
-
     @property
     def vectors(self) -> int:
         """Vectors cached per head and token: one."""
@@ -75,6 +74,8 @@ class IndexKeys(FullAttention, frozen=True, tag="index", kw_only=True):
 
     top_k: int
     """Rows that a query attends to; 0: all."""
+    selects_blocks: bool = False
+    """Whether blocks of keys are selected, not single ones."""
     rate: int = 1
     """Tokens per row; divides the block size."""
 
@@ -128,6 +129,8 @@ class CrossAttention(FullAttention, frozen=True, tag="cross", kw_only=True):
 
     max_len: int
     """Maximum encoder positions of a request."""
+    input_in_keys: bool = False
+    """Whether the encoder input is part of prefix keys (spans of the prompt)."""
 
 
 class RecurrentState(msgspec.Struct, frozen=True, tag="recurrent"):

@@ -19,7 +19,7 @@ import torch
 from core.contracts.attention import AttentionInputs, ForwardBatch
 from core.contracts.models import BuildContext
 from core.model_spec.attention_params import AttentionParams
-from core.model_spec.kv import CacheSpec, IndexKeys, LatentKeys, RecurrentState, SlidingRows
+from core.model_spec.kv import CacheSpec, IndexKeys, RecurrentState, SlidingRows
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.linear import PlainWeights
 from core.models.layers.state import LayerCache, plan_states, prepare
@@ -169,8 +169,7 @@ def _plan(spec: CacheSpec, start: int, count: int) -> Any:
         return plan_states(
             np.array([start]), np.array([count]), np.array([[1]], dtype=np.int32), start + count
         )
-    selects = isinstance(spec, LatentKeys) and spec.top_k > 0
-    if not (selects or isinstance(spec, (IndexKeys, SlidingRows))):
+    if not (spec.top_k or isinstance(spec, (IndexKeys, SlidingRows))):
         return start
     end = start + count
     block = torch.zeros(1, 1, dtype=torch.int32)  # one block holds the sequence

@@ -26,6 +26,9 @@ from builtin_plugins.input_processors.transformers.minicpm import (
     MiniCPMCanvasProcessor,
     MiniCPMProcessor,
 )
+from builtin_plugins.input_processors.transformers.minimax_m3 import (
+    MiniMaxM3VLImageProcessorPil,
+)
 from builtin_plugins.input_processors.transformers.molmo2 import (
     Molmo2ImageProcessorPil,
     Molmo2ImageTexts,
@@ -61,6 +64,7 @@ IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
         "Kimi_K25ImageProcessor": Kimi_K25ImageProcessorPil,
         "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
         "Llama4ImageProcessor": Llama4ImageProcessorPil,
+        "MiniMaxM3VLImageProcessor": MiniMaxM3VLImageProcessorPil,
         "Molmo2ImageProcessor": Molmo2ImageProcessorPil,
         "Phi4MultimodalImageProcessor": Phi4MultimodalImageProcessorPil,
         "Step3p7ImageProcessor": Step3p7ImageProcessorPil,

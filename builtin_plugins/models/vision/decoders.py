@@ -1,16 +1,18 @@
-"""Finds the native decoder for the text config of a vision-language model."""
+"""The native decoder for the text config of a vision-language model, and changes of some."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
 from transformers.models.auto import modeling_auto
 
+from builtin_plugins.models import qwen_moe
 from core.model_spec.decoder import DecoderSpec
 
 PACKAGE: Final = "builtin_plugins.models"
@@ -69,3 +71,18 @@ def _native_targets() -> Mapping[str, str]:
         for entry in getattr(plugin, "engine_models", list)():
             found[entry.name] = entry.target
     return found
+
+
+def unscaled(hf_config: Any) -> DecoderSpec:
+    """Return the native decoder of a text config (Cohere 2, Granite) without a logit scale, as in
+    transformers.
+    """
+    read = native_decoder(hf_config.model_type)
+    assert read is not None
+    return replace(read(hf_config), logit_scale=1.0)
+
+
+def qwen3_vl_moe(text_config: Any) -> DecoderSpec:
+    """Return Qwen3-MoE with stacked experts as [in, out] or, saved by transformers, [out, in]."""
+    found = qwen_moe.qwen3_moe(text_config)
+    return replace(found, names=replace(found.names, experts_layout="either"))

@@ -18,7 +18,7 @@ from torch import nn
 
 from builtin_plugins.models.generic.config import read_config
 from builtin_plugins.models.generic.loading import fill, weight_shapes, without_memory
-from core.api import ConfigError, ModelError
+from builtin_plugins.models.generic.module_spec import GenericSpec
 from core.api.models import BuildContext, ForwardBatch
 from core.model_spec.facts import ModelFacts
 from core.model_spec.kv import LayerKV
@@ -56,40 +56,17 @@ class ImageTextTower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTextEncoderSpec:
-    """A model of two encoders."""
+class ImageTextEncoderSpec(GenericSpec):
+    """A model of two encoders; the vocabulary has the placeholder of an image after its tokens."""
 
     bidirectional: ClassVar[bool] = True
-    config: Any
-    model_class: Any
-    vocab_size: int
-    """Tokens of texts, and the placeholder of an image after them."""
     hidden_size: int
     """Size of an embedding."""
-    max_positions: int
-    learned_positions: int
     pooling: PoolingSpec | None
     tower: TowerFacts
 
-    def build(self, context: BuildContext) -> ImageTextEncoder:
-        """Return the model; `load_weights` constructs its modules."""
-        if context.quant.name != "none":
-            raise ModelError(
-                f"quantization: got {context.quant.name!r}; expected an unquantized checkpoint for "
-                f"{self.model_class.__name__}. Use another one."
-            )
-        model = ImageTextEncoder(self, context)
-        if context.device == "meta":
-            model.whole = without_memory(self.model_class, self.config, context.dtype)
-        return model
-
-    def check_split(self, tensor: int, pipeline: int) -> None:
-        """Raise `ConfigError`: transformers' modules cannot be sharded."""
-        raise ConfigError(
-            f"{self.model_class.__name__} runs through transformers' modules, which are not split "
-            f"over {tensor * pipeline} ranks. Remove --tensor-parallel-size and "
-            "--pipeline-parallel-size."
-        )
+    def _model(self, context: BuildContext) -> ImageTextEncoder:  # type: ignore[override]
+        return ImageTextEncoder(self, context)
 
 
 class ImageTextEncoder(nn.Module):
@@ -115,6 +92,10 @@ class ImageTextEncoder(nn.Module):
     def facts(self) -> dict[str, bytes]:
         """Facts of the tower for admission extensions."""
         return {MULTIMODAL: msgspec.msgpack.encode(self.tower.facts)}
+
+    def sketch(self) -> None:
+        """Construct the modules without memory, for a plan."""
+        self.whole = without_memory(self.spec.model_class, self.spec.config, self.dtype)
 
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return name and shape of every tensor."""

@@ -8,18 +8,19 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from builtin_plugins.models.vision import (
+    decoders,
     ernie4_5_vl,
     gemma,
     gemma3n,
-    llama4,
-    logits,
+    minimax_m3,
     mllama,
     molmo2,
     ovis2,
     phi4_multimodal,
-    qwen3_vl_moe,
+    tower,
 )
 from builtin_plugins.models.vision.image_text import UNCHANGED, TextPart
+from builtin_plugins.models.vision.plugin import SPEC, engine_models
 from builtin_plugins.models.vision.tower import Arrange, Features, image_features
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.tower import LookAhead
@@ -70,16 +71,10 @@ QWEN3_5_ROPE: Final = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
-        "AriaForConditionalGeneration": Family(),
-        "AyaVisionForConditionalGeneration": Family(decoder=logits.unscaled),
-        "Blip2ForConditionalGeneration": Family(),
-        "ChameleonForConditionalGeneration": Family(),
-        "Cohere2VisionForConditionalGeneration": Family(decoder=logits.unscaled),
-        "DeepseekOcr2ForConditionalGeneration": Family(),
-        "DeepseekVLForConditionalGeneration": Family(),
-        "DeepseekVLHybridForConditionalGeneration": Family(),
+        **{entry.name: Family() for entry in engine_models() if entry.target == SPEC},
+        "AyaVisionForConditionalGeneration": Family(decoder=decoders.unscaled),
+        "Cohere2VisionForConditionalGeneration": Family(decoder=decoders.unscaled),
         "Ernie4_5_VLMoeForConditionalGeneration": Family(text=ernie4_5_vl.TEXT),
-        "Exaone4_5_ForConditionalGeneration": Family(),
         "Florence2ForConditionalGeneration": Family(in_encoder=True),
         "Gemma3ForConditionalGeneration": Family(look_ahead=gemma.items),
         "Gemma3nForConditionalGeneration": Family(text=gemma3n.TEXT),
@@ -88,24 +83,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "Glm4vForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "Glm4vMoeForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
         "GlmOcrForConditionalGeneration": Family(rope_defaults=GLM_ROPE),
-        "GotOcr2ForConditionalGeneration": Family(),
-        "HunYuanVLForConditionalGeneration": Family(),
         "HyperCLOVAXVisionV2ForConditionalGeneration": Family(scaled_images=True),
-        "Idefics2ForConditionalGeneration": Family(),
-        "Idefics3ForConditionalGeneration": Family(),
-        "InternVLForConditionalGeneration": Family(),
-        "JanusForConditionalGeneration": Family(),
-        "Kimi_K25ForConditionalGeneration": Family(),
-        "Lfm2VlForConditionalGeneration": Family(),
-        "LightOnOcrForConditionalGeneration": Family(),
-        "Llama4ForConditionalGeneration": Family(arrange=llama4.arrange),
-        "LlavaForConditionalGeneration": Family(),
-        "LlavaNextForConditionalGeneration": Family(decoder=logits.unscaled, scaled_images=True),
-        "LlavaNextVideoForConditionalGeneration": Family(),
-        "LlavaOnevisionForConditionalGeneration": Family(),
-        "MiniCPMV4_6ForConditionalGeneration": Family(),
+        "Llama4ForConditionalGeneration": Family(arrange=tower.projected),
+        "LlavaNextForConditionalGeneration": Family(decoder=decoders.unscaled, scaled_images=True),
         "MiniCPMV4_7ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
-        "Mistral3ForConditionalGeneration": Family(),
+        "MiniMaxM3SparseForConditionalGeneration": Family(decoder=minimax_m3.spec),
         "MllamaForConditionalGeneration": Family(
             decoder=mllama.decoder,
             cross_positions=mllama.cross_positions,
@@ -127,20 +109,14 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
             unused=phi4_multimodal.UNUSED,
             features=phi4_multimodal.features,
         ),
-        "QianfanOCRForConditionalGeneration": Family(),
         "Qwen2_5_VLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
         "Qwen2VLForConditionalGeneration": Family(rope_defaults=QWEN2_ROPE),
         "Qwen3_5ForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
         "Qwen3_5MoeForConditionalGeneration": Family(rope_defaults=QWEN3_5_ROPE),
         "Qwen3VLForConditionalGeneration": Family(rope_defaults=QWEN3_ROPE),
         "Qwen3VLMoeForConditionalGeneration": Family(
-            rope_defaults=QWEN3_ROPE, decoder=qwen3_vl_moe.spec
+            rope_defaults=QWEN3_ROPE, decoder=decoders.qwen3_vl_moe
         ),
-        "SmolVLMForConditionalGeneration": Family(),
-        "Step3p7ForConditionalGeneration": Family(),
-        "VideoLlama3ForConditionalGeneration": Family(),
-        "VideoLlavaForConditionalGeneration": Family(),
-        "VipLlavaForConditionalGeneration": Family(),
     }
 )
-"""Families with facts of their own, or with a native entry; `Family()` is tried for others."""
+"""The families of all native entries; `Family()` is tried for others."""

@@ -48,6 +48,7 @@ def engine_models() -> list[Entry]:
         Entry("LlavaOnevisionForConditionalGeneration", SPEC, "LLaVA-OneVision, images"),
         Entry("MiniCPMV4_6ForConditionalGeneration", SPEC, "MiniCPM-V 4.6, images"),
         Entry("MiniCPMV4_7ForConditionalGeneration", SPEC, "MiniCPM-V 4.7, images"),
+        Entry("MiniMaxM3SparseForConditionalGeneration", SPEC, "MiniMax M3, images"),
         Entry("Mistral3ForConditionalGeneration", SPEC, "Mistral 3"),
         Entry("MllamaForConditionalGeneration", SPEC, "Llama 3.2 Vision"),
         Entry("Molmo2ForConditionalGeneration", SPEC, "Molmo 2, images"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
 
 from transformers.models.auto import image_processing_auto
+
+from core.api import ModelError
 
 CROSS_ATTENTION: Final = "its text attends to images by cross-attention: they are no prompt tokens"
 ENCODER_DECODER: Final = "an encoder reads its images, and they are no tokens of the prompt"
@@ -25,7 +28,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "InstructBlipVideoForConditionalGeneration": "it reads videos",
         "Kosmos2ForConditionalGeneration": "a mask, and no token, tells where its images are",
         "Kosmos2_5ForConditionalGeneration": "a mask, and no token, tells where its images are",
-        "MiniMaxM3SparseForConditionalGeneration": "its attention to blocks has no native layer",
         "PI0ForConditionalGeneration": "it controls robots",
         "PPFormulaNetForConditionalGeneration": ENCODER_DECODER,
         "Pix2StructForConditionalGeneration": ENCODER_DECODER,
@@ -42,6 +44,9 @@ REFUSED_MARKS: Final = {
     "deepstack": "its tower adds to several layers in a way that is not known",
 }
 """Texts in a model's source that tell what only an entry in `FAMILIES` can vouch for."""
+
+TIMM_TYPES: Final = ("timm_wrapper", "gemma3n_vision")
+"""Model types of towers that timm has: without it, transformers cannot even read their configs."""
 
 
 def why_not(model_class: Any, config: Any) -> str | None:
@@ -65,3 +70,15 @@ def _needs_torchvision(model_type: str) -> bool:
     known: Any = image_processing_auto
     backends = known.IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}
     return "torchvision" in backends and "pil" not in backends
+
+
+def check_timm(hf_config: Any) -> None:
+    """Raise `ModelError` if a model needs timm, and it is not installed."""
+    vision = getattr(hf_config, "vision_config", None)
+    fields = vision if isinstance(vision, Mapping) else vars(vision or object)
+    model_type = fields.get("model_type")
+    if model_type in TIMM_TYPES and find_spec("timm") is None:
+        raise ModelError(
+            f"vision_config.model_type: got {model_type!r}; expected timm to be installed, which "
+            "has this tower. Run `pip install timm`."
+        )

@@ -14,8 +14,7 @@ from builtin_plugins.models.generic.module_spec import why_not as why_not_generi
 from builtin_plugins.models.vision.decoders import FIXED_FIELDS, native_decoder
 from builtin_plugins.models.vision.families import FAMILIES, Family
 from builtin_plugins.models.vision.image_text import ImageTextSpec
-from builtin_plugins.models.vision.refusals import why_not
-from builtin_plugins.models.vision.timm_towers import check_timm
+from builtin_plugins.models.vision.refusals import check_timm, why_not
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
 from core.api import ModelError
 from core.model_spec.decoder import DecoderSpec
@@ -122,18 +121,14 @@ def _text_fields(config: Any, family: Family) -> Any:
 
 
 def _placeholders(config: Any, family: Family) -> dict[str, int]:
-    """Return the placeholder token of each modality that the config names."""
+    """Return the placeholder token of each modality."""
     if family.placeholder is not None:
         return {"image": family.placeholder(config)}
-    names = {"image": ("image_token_id", "image_token_index")}
-    found = {
-        modality: next((getattr(config, name) for name in fields if hasattr(config, name)), None)
-        for modality, fields in names.items()
-    }
-    missing = [modality for modality, token in found.items() if type(token) is not int]
-    if missing:
+    names = ("image_token_id", "image_token_index")
+    token = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    if type(token) is not int:
         raise ModelError(
-            f"{missing[0]}_token_id: got {found[missing[0]]!r} in config.json; expected a token "
-            "id. Restore the model's own config.json."
+            f"image_token_id: got {token!r} in config.json; expected a token id. Restore the "
+            "model's own config.json."
         )
-    return {modality: token for modality, token in found.items() if token is not None}
+    return {"image": token}

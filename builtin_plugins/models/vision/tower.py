@@ -39,6 +39,12 @@ SMALLEST_TEXT: Final = {
 """Fields of a text config without layers: the decoder has its weights."""
 
 
+def projected(base: Any, output: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return features after the projector, which Llama 4's leave out."""
+    found: torch.Tensor = base.multi_modal_projector(output.last_hidden_state.flatten(0, 1))
+    return found
+
+
 def image_features(base: Any) -> Callable[..., Any]:
     """Return what transformers calls image features."""
     found: Callable[..., Any] = base.get_image_features

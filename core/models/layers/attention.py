@@ -12,6 +12,7 @@ from core.errors import ModelError
 from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
 from core.model_spec.kv import CrossAttention as CrossKV
+from core.models.layers.block_sparse_attention import BlockIndexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
@@ -85,6 +86,12 @@ class Attention(nn.Module):
         self.is_source = False
         self._build_projections(hidden, names, layer, context, weights)
         self._build_norms(names, layer, context, weights)
+        self.indexer: BlockIndexer | None = None
+        if spec.indexer is not None:
+            assert rotary is not None, "`BlockIndexerSpec` has validated it"
+            prefix = f"{layer}.{names.indexer}"
+            parts = _kv_parts(spec.kv_heads, group.size)
+            self.indexer = BlockIndexer(spec, hidden, parts, prefix, rotary, context, weights)
 
     def _build_projections(
         self,
@@ -132,10 +139,13 @@ class Attention(nn.Module):
             value = f"{layer}.v_norm"
             self.v_norm = optional_norm(spec.v_norm, spec.head_size, context, weights, value)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, plan: Any, index_plan: Any = None
+    ) -> torch.Tensor:
         """Return the attention output [n, hidden]; keys and values are written to the cache.
 
         `plan` is the backend's plan of the step or, without a cache, the tokens per sequence.
+        `index_plan`: the plan of the indexer's keys, of a layer with an indexer.
         """
         if self.spec.in_scale != 1.0:
             x = x * self.spec.in_scale
@@ -158,7 +168,12 @@ class Attention(nn.Module):
             )
             return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
         assert self.cache is not None, "bind_kv was not called"
-        out = self._backend.attend(self.params, query, key, value, self.cache, plan)
+        own = (self.params, query, key, value, self.cache)
+        if self.indexer is None:
+            out = self._backend.attend(*own, plan)
+        else:
+            selected = self.indexer(x, positions, index_plan)
+            out = plan.attend_blocks(*own, selected, self.indexer.spec.block_size)
         return self._finish(x, product, out.reshape(-1, self.heads * self.head_size))
 
     @cached_property
@@ -176,6 +191,7 @@ class Attention(nn.Module):
             and not self.is_source
             and self.kv_spec is not None
             and spec.temperature is None
+            and spec.indexer is None
         )
         if rotary is None or not (
             is_supported and owns_kv and hasattr(self._backend, "attend_with_rope")
@@ -404,7 +420,8 @@ def _kv_spec(spec: AttentionSpec, kv_heads: int, cache_dtype: KVCacheDtype) -> K
         return SlidingWindow(*facts, scaled=scaled, window=spec.window)
     if spec.chunk is not None:
         return ChunkedLocal(*facts, scaled=scaled, chunk=spec.chunk)
-    return FullAttention(*facts, scaled=scaled)
+    top_k = 0 if spec.indexer is None else spec.indexer.top_k
+    return FullAttention(*facts, scaled=scaled, top_k=top_k)
 
 
 def _ungrouped_heads(spec: AttentionSpec) -> list[int]:
@@ -427,19 +444,22 @@ class CrossAttention(nn.Module):
         self,
         spec: CrossAttentionSpec,
         hidden: int,
-        max_len: int,
+        limits: tuple[int, bool],
         names: WeightNames,
         layer: str,
         context: BuildContext,
         weights: WeightMap,
     ) -> None:
+        """`limits`: `max_len` and `input_in_keys` of its cache."""
         super().__init__()
         facts = spec.attention
         group = context.group
         heads = group.share(facts.heads, "heads")
         kv_heads = group.share(facts.kv_heads, "key-value heads")
         dtype = str(context.dtype).removeprefix("torch.")
-        self.kv_spec = CrossKV(kv_heads, facts.head_size, dtype, max_len=max_len)
+        max_len, in_keys = limits
+        sizes = (kv_heads, facts.head_size, dtype)
+        self.kv_spec = CrossKV(*sizes, max_len=max_len, input_in_keys=in_keys)
         scale = facts.head_size**-0.5 if facts.scale is None else facts.scale
         self.params = AttentionParams(heads, kv_heads, facts.head_size, scale, causal=False)
         self.cache: torch.Tensor | None = None

@@ -325,7 +325,8 @@ def _write_for_readers(block: Block, attention_in: Norm | None, mlp_in: Norm | N
     """Let norms quantize their outputs where a single layer reads them."""
     attention = block.attention
     if isinstance(attention, Attention) and isinstance(attention_in, RmsNorm):
-        alone = attention.gate is None and block.recurrent is None
+        others = (attention.gate, attention.indexer, block.recurrent)
+        alone = all(part is None for part in others)
         if alone and attention.spec.in_scale == 1.0:
             attention_in.write_for(attention.qkv)
     if isinstance(block.mlp, Mlp) and isinstance(mlp_in, RmsNorm) and block.delayed_moe is None:
@@ -344,7 +345,8 @@ def _make_cross(
         assert spec.tower is not None, "cross attention needs an encoder or a tower"
         max_len = spec.tower.facts.max_cross_positions
     hidden = spec.hidden_size
-    return CrossAttention(layer.cross, hidden, max_len, spec.names, prefix, context, weights)
+    limits = (max_len, spec.encoder is None)
+    return CrossAttention(layer.cross, hidden, limits, spec.names, prefix, context, weights)
 
 
 def _make_attention(
@@ -375,6 +377,8 @@ def _make_attention(
         return RelativeAttention(facts, hidden, prefix, context, weights)
     if layer.shared is not None:
         return SharedBlock(layer.shared, facts, hidden, prefix, rotary, context, weights)
+    if not spec.selects_tokens(layer):
+        facts = replace(facts, indexer=None)
     return Attention(facts, hidden, spec.names, prefix, rotary, context, weights)
 
 

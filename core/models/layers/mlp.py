@@ -13,7 +13,7 @@ from torch import nn
 from core.models.layers.linear import Linear, PlainLinear, Slice
 from core.models.layers.norm import optional_norm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
-from core.models.ops.reference import clamped
+from core.models.ops.reference import GATED, clamped
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -126,7 +126,8 @@ def make_activation(
     A gated one maps [..., gate | up] to half as many columns. Its parameters are read from
     `prefix`.
     """
-    op: Activation | None = getattr(context.ops, f"{name}_and_mul" if gated else name, None)
+    reference = GATED.get(name) if gated else None
+    op: Activation | None = getattr(context.ops, f"{name}_and_mul" if gated else name, reference)
     if op is not None:
         return op
     plain = Xielu(context, weights, prefix) if name == "xielu" else PLAIN[name]

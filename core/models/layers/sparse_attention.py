@@ -77,9 +77,8 @@ class IndexPlan:
         `select_tokens` is the op; query is [num_tokens, heads, size], weights [num_tokens, heads]
         float32.
         """
+        self._write(key, cache)
         inputs = self._inputs
-        flat = cache.flatten(0, 1)
-        flat[inputs.slots] = key if inputs.slot_tokens is None else key[inputs.slot_tokens]
         found = []
         for long, seen in zip(self._long, self._seen, strict=True):
             length = long.position + long.end - long.start
@@ -87,6 +86,12 @@ class IndexPlan:
             some = slice(long.start, long.end)
             found.append(select_tokens(query[some], weights[some], cache, table, seen, self._top_k))
         return torch.cat(found) if found else None
+
+    def _write(self, key: torch.Tensor, cache: torch.Tensor) -> None:
+        """Write the keys [num_tokens, size] to the cache."""
+        inputs = self._inputs
+        flat = cache.flatten(0, 1)
+        flat[inputs.slots] = key if inputs.slot_tokens is None else key[inputs.slot_tokens]
 
 
 class SparsePlan:
@@ -142,7 +147,7 @@ class SparsePlan:
                 query_starts=starts,
                 kv_lens=kv_lens,
                 block_table=inputs.block_table[owners[starts[:-1]]],
-                slots=_slots(inputs.block_table[owners], at[:, None], inputs.block_size)[:, 0],
+                slots=slots_of(inputs.block_table[owners], at[:, None], inputs.block_size)[:, 0],
                 slot_tokens=None,
             )
         )
@@ -162,24 +167,37 @@ class SparsePlan:
         queries (`IndexPlan.select`).
         """
         rank = params.value_size
-        assert rank is not None, "only latents are selected"
-        attend = self._backend.attend
-        value = key[..., :rank]
-        out: torch.Tensor
+        assert rank is not None, "these are latents"
+        out = self._attend_short(params, query, key, key[..., :rank], cache)
         if selected is None:
-            out = attend(params, query, key, value, cache, self._whole)
             return out
-        attend(params, query[:0], key, value, cache, self._writes)
-        out = query.new_empty(*query.shape[:2], rank)
-        if self._short is not None:
-            tokens, plan = self._short
-            out[tokens] = attend(params, query[tokens], key[tokens], value[tokens], cache, plan)
         rows = iter(selected)
         for sequence, start, end, _ in self._long:
             table = self._inputs.block_table[sequence]
             for token in range(start, end):
                 some = slice(token, token + 1)
                 out[some] = self._attend_selected(params, query[some], cache, table, next(rows))
+        return out
+
+    def _attend_short(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write to the cache; return attention, without values for the long queries."""
+        attend = self._backend.attend
+        out: torch.Tensor
+        if not self._long:
+            out = attend(params, query, key, value, cache, self._whole)
+            return out
+        attend(params, query[:0], key, value, cache, self._writes)
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        if self._short is not None:
+            tokens, plan = self._short
+            out[tokens] = attend(params, query[tokens], key[tokens], value[tokens], cache, plan)
         return out
 
     def _attend_selected(
@@ -204,7 +222,7 @@ class SparsePlan:
         latents = query.new_empty(0, 1, query.shape[2])
         copies = hasattr(backend, "copy_latents")
         if not copies or not backend.copy_latents(cache, table, positions, gathered):
-            slots = _slots(table[None], positions[None].long(), self._inputs.block_size)[0]
+            slots = slots_of(table[None], positions[None].long(), self._inputs.block_size)[0]
             latents = backend.read_kv(params, cache, slots, query.dtype)[:, 0]
         plan = self._gathered_plans.get(len(latents))
         if plan is None:
@@ -238,7 +256,7 @@ def exact_lengths(inputs: AttentionInputs) -> list[int]:
     return lengths
 
 
-def _slots(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+def slots_of(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
     """Return the slots of positions [n, m] in block tables [n, blocks]."""
     blocks = tables.gather(1, positions // block_size).long()
     return blocks * block_size + positions % block_size

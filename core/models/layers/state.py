@@ -31,6 +31,7 @@ from core.model_spec.kv import (
     RecurrentState,
     SlidingRows,
 )
+from core.models.layers.block_sparse_attention import BlockIndexPlan, BlockSparsePlan
 from core.models.layers.row_cache import RowsPlan
 from core.models.layers.sparse_attention import IndexPlan, SparsePlan
 
@@ -80,11 +81,15 @@ def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> A
     if isinstance(inputs.spec, SlidingRows):
         return RowsPlan(inputs)
     if isinstance(inputs.spec, IndexKeys):
+        if inputs.spec.selects_blocks:
+            return BlockIndexPlan(inputs, inputs.spec.top_k)
         if inputs.spec.rate > 1 or not inputs.spec.top_k:
             return RowsPlan(inputs)
         prepare_index = getattr(backend, "prepare_index", IndexPlan)
         return prepare_index(inputs, inputs.spec.top_k)
-    if isinstance(inputs.spec, LatentKeys) and inputs.spec.top_k:
+    if inputs.spec.top_k and not isinstance(inputs.spec, LatentKeys):
+        return BlockSparsePlan(backend, inputs, inputs.spec.top_k)
+    if inputs.spec.top_k:
         prepare_sparse = getattr(backend, "prepare_sparse", partial(SparsePlan, backend))
         return prepare_sparse(inputs, inputs.spec.top_k)
     return backend.prepare(inputs)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
 from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
+from builtin_plugins.input_processors.transformers.minimax_m3 import MiniMaxM3VLImageProcessorPil
 from builtin_plugins.input_processors.transformers.molmo2 import Molmo2ImageProcessorPil
 from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
 
@@ -75,3 +76,14 @@ def test_molmo_2_resizes_and_cuts_an_image_as_transformers(size: tuple[int, int]
     grid, deviation = MOLMO_2[size]
     assert found["image_grids"].tolist() == [grid]
     assert float(found["pixel_values"].std()) == pytest.approx(deviation, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((40, 30), [1, 4, 6]), ((1600, 1200), [1, 40, 54])], ids=str
+)
+def test_minimax_m3_resizes_an_image_within_its_limits_of_pixels(
+    size: tuple[int, int], grid: list[int]
+) -> None:
+    processor: Any = MiniMaxM3VLImageProcessorPil(size=[672, 672])  # as published, and unused
+    found = processor(image(*size), return_tensors="pt")
+    assert found["image_grid_thw"].tolist() == [grid]

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from builtin_plugins.models.generic.spec import spec as generic_spec
-from builtin_plugins.models.vision import timm_towers
+from builtin_plugins.models.vision import refusals
 from builtin_plugins.models.vision.families import FAMILIES
 from builtin_plugins.models.vision.image_text import ImageTextSpec
 from builtin_plugins.models.vision.plugin import SPEC, engine_models
@@ -126,7 +126,7 @@ def test_pipeline_stages_are_refused() -> None:
 def test_tower_of_timm_is_refused_without_it(
     monkeypatch: pytest.MonkeyPatch, model_type: str, architecture: str
 ) -> None:
-    monkeypatch.setattr(timm_towers, "find_spec", lambda name: None)
+    monkeypatch.setattr(refusals, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install timm"):
         spec(config_of(model_type, architecture))
 

@@ -1,0 +1,237 @@
+"""Block-sparse attention: an indexer selects blocks of keys for each KV head.
+
+Index keys, and keys with values, are two KV groups with block tables of their own. As with single
+tokens (`sparse_attention`), queries that see no more than `top_k` tokens attend to all of them, by
+the attention backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from core.errors import ModelError
+from core.model_spec.kv import IndexKeys
+from core.models.layers.linear import Linear, Slice
+from core.models.layers.norm import make_norm
+from core.models.layers.sparse_attention import IndexPlan, LongQueries, SparsePlan, slots_of
+from core.models.ops.selection import KEYS_PER_PIECE, MAX_PRODUCTS
+
+if TYPE_CHECKING:
+    from core.contracts.models import BuildContext
+    from core.model_spec.attention import AttentionSpec, BlockIndexerSpec
+    from core.model_spec.attention_params import AttentionParams
+    from core.models.layers.positions import Rotary
+    from core.models.layers.weights import WeightMap
+
+MAX_GATHERED: Final = 1 << 24
+"""Maximum elements of gathered keys and values, or of scores, in memory at a time."""
+
+
+class BlockIndexer(nn.Module):
+    """Selects blocks of keys for the KV heads of this rank; keys are cached in the model's dtype."""
+
+    def __init__(
+        self,
+        attention: AttentionSpec,
+        hidden: int,
+        kv_parts: int,
+        prefix: str,
+        rotary: Rotary,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        """`kv_parts`: ranks that the KV heads are split over."""
+        super().__init__()
+        spec = attention.indexer
+        assert spec is not None, "the layer has no indexer"
+        if context.attention is not None and not hasattr(context.attention, "read_kv"):
+            raise ModelError(
+                f"--attention-backend: got {type(context.attention).__name__}; expected one that "
+                f"reads single keys, which {prefix} selects. Choose another backend, or lower "
+                f"--max-model-len to {spec.top_k}."
+            )
+        self.spec = spec
+        self._rotary = rotary
+        dtype = str(context.dtype).removeprefix("torch.")
+        self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
+        self.cache: torch.Tensor | None = None
+        query = [Slice("q", attention.kv_heads * spec.size, parts=kv_parts)]
+        self.query = Linear(context, weights, f"{prefix}.q_proj", hidden, query, split="rows")
+        self.key = Linear(context, weights, f"{prefix}.k_proj", hidden, [Slice("k", spec.size)])
+        self.query_norm = make_norm(spec.norm, spec.size, context, weights, f"{prefix}.q_norm")
+        self.key_norm = make_norm(spec.norm, spec.size, context, weights, f"{prefix}.k_norm")
+
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, plan: BlockIndexPlan
+    ) -> torch.Tensor | None:
+        """Return the blocks [n, kv_heads, top_blocks] that the long queries of the step attend to;
+        None: there are none. Keys are written to the cache.
+        """
+        query = self.query_norm(self.query(x).view(len(x), -1, self.spec.size))
+        key = self.key_norm(self.key(x).view(len(x), 1, self.spec.size))
+        query, key = self._rotary(query, key, positions)
+        assert self.cache is not None, "bind_kv was not called"
+        return plan.select_blocks(query, key[:, 0], self.cache, self.spec)
+
+
+class BlockIndexPlan(IndexPlan):
+    """The group of index keys in one step, for all its layers."""
+
+    def select_blocks(
+        self, query: torch.Tensor, key: torch.Tensor, cache: torch.Tensor, spec: BlockIndexerSpec
+    ) -> torch.Tensor | None:
+        """Write the keys [num_tokens, size] to the cache; return the blocks [n, heads, top_blocks]
+        that the long queries attend to. None: there are none.
+        """
+        self._write(key, cache)
+        found = [self._blocks_of(each, query, cache, spec) for each in self._long]
+        return torch.cat(found) if found else None
+
+    def _blocks_of(
+        self, long: LongQueries, query: torch.Tensor, cache: torch.Tensor, spec: BlockIndexerSpec
+    ) -> torch.Tensor:
+        """Return the blocks of one sequence's long queries."""
+        size = spec.block_size
+        heads = query.shape[1]
+        span = max(1, KEYS_PER_PIECE // size) * size
+        piece = max(1, MAX_PRODUCTS // (heads * span))
+        table = self._inputs.block_table[long.sequence : long.sequence + 1]
+        flat = cache.flatten(0, 1)
+        found = []
+        for start in range(long.start, long.end, piece):
+            some = query[start : min(long.end, start + piece)]
+            first = long.position + start - long.start
+            at = torch.arange(first, first + len(some), device=query.device)[:, None]
+            rows = some.float().flatten(0, 1)
+            scores = []
+            for begin in range(0, first + len(some), span):
+                end = min(begin + span, first + len(some))
+                positions = torch.arange(begin, end, device=query.device)
+                slots = slots_of(table, positions[None], self._inputs.block_size)[0]
+                products = (rows @ flat.index_select(0, slots).float().T).view(*some.shape[:2], -1)
+                products = products.masked_fill(positions > at[:, None], float("-inf"))
+                products = F.pad(products, (0, (begin - end) % size), value=float("-inf"))
+                scores.append(products.unflatten(-1, (-1, size)).amax(-1))
+            blocks = torch.cat(scores, dim=-1)
+            local = at // size - torch.arange(spec.local_blocks, device=query.device)
+            local = local.clamp(min=0)[:, None].expand(-1, heads, -1)
+            blocks = blocks.scatter(-1, local, float("inf"))
+            found.append(blocks.topk(spec.top_blocks, dim=-1, sorted=False).indices)
+        return torch.cat(found)
+
+
+class BlockSparsePlan(SparsePlan):
+    """The group of keys and values in one step, for all its layers with an indexer."""
+
+    def attend_blocks(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        selected: torch.Tensor | None,
+        block_size: int,
+    ) -> torch.Tensor:
+        """Write keys and values to the cache; return attention [num_tokens, heads, head_size].
+
+        `selected`: the blocks of `block_size` keys of the long queries (`BlockIndexPlan`).
+        """
+        out = self._attend_short(params, query, key, value, cache)
+        done = 0
+        for long in self._long:
+            count = long.end - long.start
+            assert selected is not None, "both groups have the same long queries"
+            blocks = selected[done : done + count]
+            done += count
+            own = (params, query[long.start : long.end], cache, blocks, block_size)
+            length = long.position + count
+            gathers = count * params.kv_heads * self._top_k < length
+            attend = self._attend_gathered if gathers else self._attend_masked
+            out[long.start : long.end] = attend(long, *own)
+        return out
+
+    def _attend_gathered(
+        self,
+        long: LongQueries,
+        params: AttentionParams,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+    ) -> torch.Tensor:
+        """Return attention of few queries [n, heads, head_size] to their own copies of keys."""
+        kv_heads = params.kv_heads
+        within = torch.arange(block_size, device=query.device)
+        row_size = kv_heads * self._top_k * 2 * kv_heads * params.head_size
+        piece = max(1, MAX_GATHERED // row_size)
+        found = []
+        for start in range(0, len(query), piece):
+            some = query[start : start + piece]
+            positions = (blocks[start : start + piece, ..., None] * block_size + within).flatten(2)
+            at = torch.arange(len(some), device=query.device) + long.position + start
+            is_visible = positions <= at[:, None, None]
+            positions = torch.where(is_visible, positions, 0)
+            pages = self._read(params, cache, long.sequence, positions.flatten(), query.dtype)
+            pages = pages.reshape(*positions.shape, 2, kv_heads, -1).diagonal(dim1=1, dim2=4)
+            keys, values = pages.permute(2, 0, 4, 1, 3)  # of each query, [n, kv_heads, keys, size]
+            grouped = some.unflatten(1, (kv_heads, -1))
+            found.append(_attend(params, grouped, keys, values, is_visible[:, :, None]))
+        return torch.cat(found).flatten(1, 2)
+
+    def _attend_masked(
+        self,
+        long: LongQueries,
+        params: AttentionParams,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+    ) -> torch.Tensor:
+        """Return attention of many queries [n, heads, head_size] to the whole context, with a mask
+        of the keys that they do not attend to.
+        """
+        length = long.position + len(query)
+        positions = torch.arange(length, device=query.device)
+        pages = self._read(params, cache, long.sequence, positions, query.dtype)
+        keys, values = pages.permute(1, 2, 0, 3)[:, :, None]  # [kv_heads, 1, length, size]
+        num_blocks = -(-length // block_size)
+        piece = max(1, MAX_GATHERED // (params.heads * length))
+        found = []
+        for start in range(0, len(query), piece):
+            some = query[start : start + piece]
+            own = blocks[start : start + piece]
+            chosen = torch.zeros(*own.shape[:2], num_blocks, dtype=torch.bool, device=query.device)
+            mask = chosen.scatter(-1, own, value=True).repeat_interleave(block_size, dim=-1)
+            at = positions[long.position + start :][: len(some), None]
+            mask = mask[..., :length] & (positions <= at)[:, None]
+            grouped = some.unflatten(1, (params.kv_heads, -1)).permute(1, 2, 0, 3)
+            out = _attend(params, grouped, keys, values, mask.transpose(0, 1)[:, None])
+            found.append(out.permute(2, 0, 1, 3).flatten(1, 2))
+        return torch.cat(found)
+
+    def _read(
+        self,
+        params: AttentionParams,
+        cache: torch.Tensor,
+        sequence: int,
+        positions: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return keys and values [n, 2, kv_heads, head_size] of a sequence's positions [n]."""
+        table = self._inputs.block_table[sequence : sequence + 1]
+        slots = slots_of(table, positions[None], self._inputs.block_size)[0]
+        found: torch.Tensor = self._backend.read_kv(params, cache, slots, dtype)
+        return found
+
+
+def _attend(
+    params: AttentionParams, query: Any, keys: Any, values: Any, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return [a, b, n, size]; keys and values may have 1 for b."""
+    keys, values = (part.expand(*query.shape[:2], *part.shape[2:]) for part in (keys, values))
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=params.scale)
