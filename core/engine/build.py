@@ -18,7 +18,7 @@ from core.engine.queue_limits import QueueLimits
 from core.engine.resolve import Resolved
 from core.kv import KVManager
 from core.kv.layout import NULL_BLOCKS
-from core.model_spec.kv import CrossAttention, KVLayout
+from core.model_spec.kv import KVLayout
 from core.plugin import Registry
 from core.scheduler import Scheduler, SchedulerLimits
 from core.step import WorkerInfo
@@ -55,8 +55,8 @@ def build(
     executor.on_message = lambda name, data: pending_calls.put(("receive_message", name, data))
     try:
         info = executor.start()
-        has_encoder = any(isinstance(layer.spec, CrossAttention) for layer in info.layers)
-        if has_encoder and config.cache.enable_prefix_caching:
+        is_keyed = all(getattr(layer.spec, "input_in_keys", True) for layer in info.layers)
+        if not is_keyed and config.cache.enable_prefix_caching:
             log.info("prefix caching is off: cached tokens depend on the encoder's input")
             config = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         stage("allocating the KV cache")

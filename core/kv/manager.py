@@ -103,13 +103,13 @@ class KVManager(PrefixCache):
             found.append(blocks)
             size = group.block_size
             first = first_visible_position(group.spec, start) // size
-            low = max(hit.num_tokens // size, first)
+            is_cross = index in self._cross
+            low = 0 if is_cross else max(hit.num_tokens // size, first)
             # Blocks that a tier fills count as well: refs[0] is 0.
             refs = self._pool_of[index].refs
             revived = [refs[block] for block in blocks].count(0)
             # Shared blocks stay held after the window has passed.
             peak = peak_blocks(group.spec, size, reserve, max_step_tokens) - revived
-            is_cross = index in self._cross
             now = lease.num_encoder_positions if is_cross else end
             later = lease.num_encoder_positions if is_cross else reserve
             fresh = max(-(-now // size) - low, min(-(-later // size) - low, peak))
@@ -140,8 +140,9 @@ class KVManager(PrefixCache):
         # Hold found blocks first, or `allocate` could evict them.
         for pool, blocks in zip(self._pool_of, found, strict=True):
             pool.touch(filter(None, blocks))
-        for index, blocks in enumerate(found):
-            first = hit.num_tokens // self._sizes[index] - len(blocks)
+        for index, size in self._shared:
+            blocks = found[index]
+            first = hit.num_tokens // size - len(blocks)
             links = self._links_per_block(index)
             num_missing = sum(not block for block in blocks)
             allocated = iter(self._pool_of[index].allocate(num_missing))

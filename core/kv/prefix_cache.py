@@ -40,9 +40,9 @@ class PrefixCache:
         self._groups: Final = groups
         cross = (i for i, g in enumerate(groups) if isinstance(g.spec, CrossAttention))
         self._cross: Final = frozenset(cross)
-        # A decoder's keys depend on its encoder input, and its prompts are too short to
-        # share.
-        self.prefix_caching: Final = prefix_caching and bool(groups) and not self._cross
+        # Keys and values may depend on an encoder's input that prefix keys lack.
+        is_keyed = all(getattr(group.spec, "input_in_keys", True) for group in groups)
+        self.prefix_caching: Final = prefix_caching and bool(groups) and is_keyed
         self._root: Final = chain_root(identity, "", ())
         """Chain root of requests without salt and domains."""
         self.pools: Final = tuple(
@@ -52,6 +52,9 @@ class PrefixCache:
         """The block pools; read-only for callers."""
         self._pool_of: Final = tuple(self.pools[g.pool] for g in groups)
         self._sizes: Final = tuple(g.block_size for g in groups)
+        own = (each for each in enumerate(self._sizes) if each[0] not in self._cross)
+        self._shared: Final = tuple(own)
+        """Index and block size of the groups whose blocks requests share: not cross groups."""
         self._align: Final = math.lcm(*self._sizes)
         whole_context = (FullAttention, LatentKeys, IndexKeys, CrossAttention)
         local = (i for i, g in enumerate(groups) if type(g.spec) not in whole_context)
@@ -73,9 +76,7 @@ class PrefixCache:
         spans: Sequence[Span] = (),
         num_encoder_positions: int = 0,
     ) -> Lease:
-        """Return an empty lease; its cache entries depend on `salt`, `extras`
-        and `spans`.
-        """
+        """Return an empty lease; `salt`, `extras` and `spans` enter its prefix keys."""
         root = chain_root(self.identity, salt, extras) if salt or extras else self._root
         lease = Lease(root, [[] for _ in self._sizes], [0] * len(self._sizes))
         lease.num_encoder_positions = num_encoder_positions
@@ -111,7 +112,7 @@ class PrefixCache:
         num_local = length
         blocks = []
         for index, size in enumerate(self._sizes):
-            found = self._visible_blocks(index, keys, length)
+            found = [] if index in self._cross else self._visible_blocks(index, keys, length)
             blocks.append(found)
             if 0 in found:
                 first_missing = length // size - len(found) + found.index(0)
@@ -130,9 +131,7 @@ class PrefixCache:
     def _longest_in_group(
         self, index: int, keys: Sequence[bytes], length: int, has_key: Callable[[bytes], bool]
     ) -> int:
-        """Return the longest aligned prefix up to `length` with keys of all
-        visible blocks.
-        """
+        """Return the longest aligned prefix up to `length` with keys of all visible blocks."""
         spec = self._groups[index].spec
         size = self._sizes[index]
         links = self._links_per_block(index)
@@ -140,7 +139,7 @@ class PrefixCache:
         if index not in self._local:
             needed = keys[links - 1 : length // size * links : links]
             missing = next(filterfalse(has_key, needed), None)
-            if missing is None:
+            if missing is None or index in self._cross:
                 return length
             return needed.index(missing) * size // align * align
         block = length // size - 1
@@ -186,7 +185,7 @@ class PrefixCache:
         self._extend_keys(lease, tokens, end)
         lease.published_since = min(lease.published_since, self.issued)
         keys = lease.keys
-        for index, size in enumerate(self._sizes):
+        for index, size in self._shared:
             links = size // smallest
             low = start // size
             high = end // size
@@ -198,9 +197,7 @@ class PrefixCache:
             published(lease, tokens, start)
 
     def mark_verified(self, lease: Lease) -> None:
-        """Confirm the lease's loaded blocks; they are published
-        from now on.
-        """
+        """Confirm the lease's loaded blocks; they are published from now on."""
         lease.first_unverified = NEVER
 
     # --- KV tiers -----------------------------------------------------------

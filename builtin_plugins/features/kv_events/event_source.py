@@ -86,7 +86,7 @@ class EventSource:
         ):
             hashes_per_block = size // self._hash_size
             first = start // size
-            end = lease.num_published // size
+            end = min(lease.num_published // size, len(table))  # cross groups have fewer
             for index in range(first, end + 1):
                 # Not in the index: blocks with the key of an earlier block, and blocks that the
                 # attention window has passed.

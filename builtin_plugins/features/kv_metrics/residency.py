@@ -75,7 +75,7 @@ class BlockResidency:
             for group, (size, hashes_per_block, blocks) in enumerate(
                 zip(self._block_sizes, self._hashes_per_block, new.blocks, strict=True)
             ):
-                for index in range(starts[new.row] // size):
+                for index in range(min(starts[new.row] // size, len(blocks))):
                     key = (group, keys[(index + 1) * hashes_per_block - 1])
                     if blocks[index] and key in self._sampled:
                         published_s, used_s = self._sampled[key]

@@ -222,6 +222,7 @@ class MultimodalAdmission:
             spans = []  # the tokens become encoder input
         if states:
             request = replace(request, num_encoder_positions=self._num_positions(items))
+            spans += _span_before(items)
         return replace(
             request,
             prompt_token_ids=prompt.token_ids,
@@ -297,6 +298,13 @@ def joint_span(token_ids: Sequence[int], message: RequestItems) -> Span:
     for item in message.items:
         digest.update(item.content_hash)
     return Span(start, end - start, "prompt", digest.digest())
+
+
+def _span_before(items: Sequence[RequestItem]) -> list[Span]:
+    """Return the span of tokens before the first item of cross attention: they read all items."""
+    start = items[0].runs[0].start
+    digest = hashlib.sha256(b"".join(item.content_hash for item in items))
+    return [Span(0, start, "states", digest.digest())] if start else []
 
 
 def _runs(positions: Sequence[int]) -> list[ItemRun]:

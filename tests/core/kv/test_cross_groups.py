@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from core.kv import Hit, KVManager, Lease, plan_layout
 from core.model_spec.kv import CacheSpec, CrossAttention, FullAttention, LayerKV, SlidingWindow
+from core.step import Span
 from core.testing.invariants import check_kv
 
 FULL = FullAttention(2, 64, "bfloat16")
@@ -83,6 +84,28 @@ def test_cross_attention_disables_prefix_caching() -> None:
     assert lease is not None
     kv.publish(lease, list(range(9)), 9)
     assert kv.find_longest_hit(kv.open_lease(num_encoder_positions=4), list(range(9)), 8) == Hit()
+
+
+def test_input_in_prefix_keys_shares_all_but_encoder_blocks() -> None:
+    keyed = CrossAttention(2, 64, "bfloat16", max_len=30, input_in_keys=True)
+    kv = make_manager(FULL, keyed)
+    tokens = list(range(10))
+    first = kv.open_lease(num_encoder_positions=17, spans=[Span(1, 1, "image", b"1" * 16)])
+    assert kv.admit(first, Hit(), 0, 10, 10, 10)
+    kv.publish(first, tokens, 10)
+    other = kv.open_lease(num_encoder_positions=17, spans=[Span(1, 1, "image", b"2" * 16)])
+    assert kv.find_longest_hit(other, tokens, 9) == Hit()
+    same = kv.open_lease(num_encoder_positions=17, spans=[Span(1, 1, "image", b"1" * 16)])
+    hit = kv.find_longest_hit(same, tokens, 9)
+    assert hit == Hit(8, [first.tables[0][:2], []], 8)
+    assert kv.admit(same, hit, 8, 10, 10, 10)
+    assert same.tables[0][:2] == first.tables[0][:2]
+    assert [len(table) for table in same.tables] == [3, 5]
+    assert not set(same.tables[1]) & set(first.tables[1])
+    check_kv(kv, [first, same])
+    for lease in (first, same):
+        kv.close_lease(lease)
+    check_kv(kv, [])
 
 
 @pytest.mark.parametrize("specs", [(FULL, CROSS), (FULL, NARROW), (FULL, WINDOW, CROSS)], ids=len)

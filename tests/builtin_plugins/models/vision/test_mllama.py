@@ -59,6 +59,18 @@ def test_images_next_to_each_other_and_apart_equal_transformers(
         reference.check(case, output)
 
 
+def test_tokens_before_the_first_image_are_shared_only_with_all_images_equal(
+    folder: Path, reference: Reference
+) -> None:
+    text = f"{BEGIN}look at this {PICTURE} and at that {PICTURE} and compare"
+    cases = [Case(text, [FIRST, second]) for second in (SECOND, SECOND, THIRD)]
+    with LLM(str(folder), dtype="float32", max_model_len=256, block_size=4) as llm:
+        for case, is_hit in zip(cases, (False, True, False), strict=True):
+            (output,) = generate(llm, PICTURE, [case])
+            reference.check(case, output)
+            assert bool(output.num_cached_tokens) == is_hit
+
+
 def test_more_states_than_the_cache_holds_are_refused(folder: Path) -> None:
     too_many = Case(f"{BEGIN}" + f"{PICTURE}x" * 8, [FIRST, SECOND] * 4)
     with LLM(str(folder), dtype="float32", max_model_len=256) as llm:

@@ -58,8 +58,6 @@ class VisionModel:
     """The text of one image in a prompt."""
     shares_prefixes: bool = True
     """Whether prompts with different ends have equal prefixes in the cache."""
-    caches_prefixes: bool = True
-    """Whether it has a prefix cache: not with cross attention."""
     two_ranks: bool = False
     """Whether it is tested with tensor parallelism, too."""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -75,9 +75,8 @@ MODELS: Final = {
     "mllama": VisionModel(
         mllama,
         f"{PICTURE}{BEGIN}",
-        shares_prefixes=False,
-        caches_prefixes=False,
         two_ranks=True,
+        settings={"block_size": 4},
         blocks=(60, 50, 40),
     )
 }
