@@ -78,6 +78,8 @@ class PoolingSpec:
     """Tokens of the answers no and yes: the score is the difference of their logits."""
     is_cross_encoder: bool = False
     """Whether two texts are read as one prompt and scored together."""
+    pair_end_ids: tuple[int, ...] = ()
+    """Tokens after a pair that a chat template renders; no text has them."""
 
     @property
     def poolers(self) -> tuple[str, ...]:

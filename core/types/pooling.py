@@ -124,6 +124,8 @@ class PoolingInfo(msgspec.Struct, frozen=True):
     """Tasks that need every token's hidden state, and thus no prefix cache."""
     step_tag_id: int | None = None
     """Default of `PoolingParams.step_tag_id`."""
+    pair_end_ids: tuple[int, ...] = ()
+    """Tokens after a rendered pair."""
     is_cross_encoder: bool = False
     """True: a cross-encoder, which scores pairs by reading both texts together."""
 

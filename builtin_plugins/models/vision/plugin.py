@@ -38,6 +38,7 @@ def engine_models() -> list[Entry]:
         Entry("Idefics3ForConditionalGeneration", SPEC, "Idefics3"),
         Entry("InternVLForConditionalGeneration", SPEC, "InternVL 3"),
         Entry("JanusForConditionalGeneration", SPEC, "Janus, understanding"),
+        Entry("JinaVLForRanking", f"{RETRIEVAL}:jina_reranker", "Jina Reranker m0, a score"),
         Entry("Kimi_K25ForConditionalGeneration", SPEC, "Kimi K2.5, images"),
         Entry("Lfm2VlForConditionalGeneration", SPEC, "LFM2-VL"),
         Entry("LightOnOcrForConditionalGeneration", SPEC, "LightOnOCR"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 from builtin_plugins.models.vision.spec import spec as image_text_spec
 from builtin_plugins.models.vision.tower import TransformersTowerSpec
@@ -28,9 +28,7 @@ def colqwen2(hf_config: object) -> DecoderSpec:
             f"vlm_config.model_type: got {stated.get('model_type')!r:.80}; expected 'qwen2_vl'. "
             "Serve another checkpoint."
         )
-    fields = {**stated, "architectures": ["Qwen2VLForConditionalGeneration"]}
-    found = image_text_spec(SimpleNamespace(**fields))
-    assert isinstance(found, DecoderSpec)
+    found = _of_class(stated, "Qwen2VLForConditionalGeneration")
     assert isinstance(found.tower, TransformersTowerSpec)
     projection = DenseSpec(name="embedding_proj_layer", width=facts.count("embedding_dim", 128))
     rename = ((r"^vlm\.(model\.)?", "model."), *found.names.rename)
@@ -44,7 +42,21 @@ def colqwen2(hf_config: object) -> DecoderSpec:
 
 def qwen3_vl_reranker(hf_config: object) -> DecoderSpec:
     """Return Qwen3-VL with a score; that of `classifier_from_token`, as trained, is set later."""
-    fields = {**vars(hf_config), "architectures": ["Qwen3VLForConditionalGeneration"]}
-    found = image_text_spec(SimpleNamespace(**fields))
-    assert isinstance(found, DecoderSpec)
+    found = _of_class(vars(hf_config), "Qwen3VLForConditionalGeneration")
     return replace(found, pooling=PoolingSpec(task="classify", is_cross_encoder=True))
+
+
+def jina_reranker(hf_config: object) -> DecoderSpec:
+    """Return Qwen2-VL with an MLP for the token that ends a pair, and the bias of its score."""
+    found = _of_class(vars(hf_config), "Qwen2VLForConditionalGeneration")
+    inner = DenseSpec(name="score.0", width=found.hidden_size, activation="relu")
+    head = (inner, DenseSpec(name="score.2", width=1))
+    facts: dict[str, Any] = {"logit_mean": 2.65, "pair_end_ids": (100,), "is_cross_encoder": True}
+    return replace(found, pooling=PoolingSpec(task="classify", head=head, **facts))
+
+
+def _of_class(fields: Mapping[str, Any], architecture: str) -> DecoderSpec:
+    """Return the vision-language model of a class with the fields of a config."""
+    found = image_text_spec(SimpleNamespace(**{**fields, "architectures": [architecture]}))
+    assert isinstance(found, DecoderSpec)
+    return found

@@ -31,13 +31,18 @@ class PoolingPrompts:
         max_tokens: int,
         longest: int | None,
         read_messages: ReadMessages,
+        pair_end_ids: Sequence[int] = (),
     ) -> None:
-        """`longest`: maximum tokens of a text that is not split; None: no limit."""
+        """`longest`: maximum tokens of a text that is not split; None: no limit.
+
+        `pair_end_ids`: tokens after a pair that the chat template renders.
+        """
         self._renderer = renderer
         self._facts = sentence or NO_FACTS
         self._max_tokens = max_tokens
         self._longest = longest
         self._read_messages = read_messages
+        self._pair_end_ids = pair_end_ids
 
     def one(
         self, prompt: Any, params: PoolingParams, name: str | None = None, **reading: Any
@@ -99,6 +104,13 @@ class PoolingPrompts:
         except InvalidRequest:  # there is no template
             return False
 
+    @cached_property
+    def _document_is_first(self) -> bool:
+        """Whether the chat template writes the document, and its images, before the query."""
+        sides = [{"role": role, "content": f"[[{role}]]"} for role in PAIR_ROLES]
+        text = str(self._renderer.chat_text(sides))
+        return text.find("[[document]]") < text.find("[[query]]")
+
     def _rendered(
         self, first: Side, second: Side, params: PoolingParams
     ) -> tuple[Any, PoolingParams]:
@@ -106,9 +118,8 @@ class PoolingPrompts:
         read at its end.
         """
         contents = [side if isinstance(side, str) else side["content"] for side in (first, second)]
-        messages, fields = self._read_messages(
-            [{"role": r, "content": c} for r, c in zip(PAIR_ROLES, contents, strict=True)]
-        )
+        given = [{"role": r, "content": c} for r, c in zip(PAIR_ROLES, contents, strict=True)]
+        messages, fields = self._read_messages(given[::-1] if self._document_is_first else given)
         text = self._renderer.chat_text(messages)
         ids = self._renderer.encode(text, False, max_tokens=self._max_tokens)
         limit = self._keep(params)
@@ -118,7 +129,10 @@ class PoolingPrompts:
                 f"got {limit} for a pair of {len(ids)} tokens; expected no truncation, since the "
                 "chat template ends the prompt. Shorten the texts.",
             )
-        prompt = self._renderer.prompt({"prompt": text, "prompt_token_ids": ids, **fields})
+        whole = {"prompt": text, "prompt_token_ids": ids}
+        if self._pair_end_ids:  # no text has them, so the prompt is tokens only
+            whole = {"prompt_token_ids": [*ids, *self._pair_end_ids]}
+        prompt = self._renderer.prompt({**whole, **fields})
         return prompt, params.clone(truncate_prompt_tokens=None)
 
     def _without(self, before: str, ready: Any, params: PoolingParams) -> PoolingParams:

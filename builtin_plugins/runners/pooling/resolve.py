@@ -133,6 +133,7 @@ def pooling_info(spec: Any, registry: Registry) -> PoolingInfo:
         dimensions=tuple(n for n in pooling.matryoshka_dimensions if n <= size),
         needs_whole_prompt=whole,
         step_tag_id=pooling.step_tag_id,
+        pair_end_ids=pooling.pair_end_ids,
         is_cross_encoder=pooling.is_cross_encoder,
     )
 

@@ -74,14 +74,16 @@ class Pooling:
         max_prompt_len = frontend.admission.limits.max_prompt_len
         splitter = pooler_config.text_splitter(frontend.config, max_prompt_len)
         longest = max_prompt_len if splitter is None else splitter.max_tokens
+        info = frontend.info.pooling
         prompts = PoolingPrompts(
             frontend.renderer,
             frontend.source.sentence,
             max_prompt_len,
             longest,
             frontend.admission.read_messages,
+            () if info is None else info.pair_end_ids,
         )
-        return LLMPoolingCalls(prompts, frontend.info.pooling, run, splitter)
+        return LLMPoolingCalls(prompts, info, run, splitter)
 
 
 def to_sampling_params(info: PoolingInfo, params: Any) -> tuple[PoolingParams, SamplingParams]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,23 +74,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Reference:
-    """transformers' scores: of `head` [1, hidden] for the last token, or by the answers' logits."""
+    """transformers' scores: `score` of the last token's hidden state, or by the answers' logits.
 
-    def __init__(self, folder: Path, model_class: Any, head: torch.Tensor | None = None) -> None:
+    `end_ids` follow the prompt.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model_class: Any,
+        score: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        prompt: str = PROMPT,
+        end_ids: Sequence[int] = (),
+    ) -> None:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             self._processor: Any = image_processor()
             self._model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
         self._tokenizer: Any = tokenizer
-        if head is None:
+        if score is None:
             no, yes = (tokenizer.encode(text)[0] for text in ANSWERS)
-            head = self._model.lm_head.weight[[yes]] - self._model.lm_head.weight[[no]]
-        self._head = head
+            score = (self._model.lm_head.weight[[yes]] - self._model.lm_head.weight[[no]]).matmul
+        self._score = score
+        self._prompt = prompt
+        self._end_ids = list(end_ids)
 
     @torch.inference_mode()
     def score(self, query: str, document: str, images: Sequence[Any] = ()) -> float:
         """Return the score of a pair; a document has `QWEN` for each image."""
-        text = PROMPT.format(query=query, document=document)
+        text = self._prompt.format(query=query, document=document)
         inputs: dict[str, Any] = {}
         if images:
             inputs = dict(self._processor(list(images), return_tensors="pt"))
@@ -98,11 +110,11 @@ class Reference:
                 count = int(grid.prod()) // 4
                 text = text.replace("<|image_pad|>", count * "<|placeholder|>", 1)
             text = text.replace("<|placeholder|>", "<|image_pad|>")
-        ids = self._tokenizer(text, return_tensors="pt")["input_ids"]
+        ids = torch.tensor([[*self._tokenizer(text)["input_ids"], *self._end_ids]])
         image = self._tokenizer.convert_tokens_to_ids("<|image_pad|>")
         types = (ids == image).int()
         hidden = self._model.model(ids, mm_token_type_ids=types, **inputs).last_hidden_state[0, -1]
-        return float((self._head @ hidden).sigmoid())
+        return float(self._score(hidden).sigmoid())
 
     def all(self) -> list[float]:
         """Return the scores of `DOCUMENTS`."""
@@ -135,11 +147,44 @@ def test_offline_scores_of_images_equal_transformers(llm: LLM, expected: list[fl
 @pytest.mark.slow
 def test_score_head_of_a_vision_language_model_equals_transformers(tmp_path: Path) -> None:
     qwen2_vl(tmp_path)
-    expected = Reference(tmp_path, transformers.Qwen2VLForConditionalGeneration, HEAD).all()
+    expected = Reference(tmp_path, transformers.Qwen2VLForConditionalGeneration, HEAD.matmul).all()
     edit(tmp_path, lambda tensors: tensors.update({"score.weight": HEAD}))
     settings = {"hf_overrides": {"num_labels": 1}, "convert": "classify", "runner": "pooling"}
     with LLM(str(tmp_path), **{**SETTINGS, **settings}) as llm:
         outputs = llm.score(QUERY, list(DOCUMENTS), use_tqdm=False)
+    assert [output.outputs.score for output in outputs] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_jina_reranker_as_published_equals_its_own_head(tmp_path: Path) -> None:
+    qwen2_vl(tmp_path)
+    generator = torch.Generator().manual_seed(4)
+    mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    for parameter in mlp.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) / 4
+    reference = Reference(
+        tmp_path,
+        transformers.Qwen2VLForConditionalGeneration,
+        lambda hidden: mlp(hidden) - 2.65,
+        "**Document**:\n{document}\n**Query**:\n{query}",
+        end_ids=[100],
+    )
+    # Its images are in the order of its prompt, the document's first.
+    expected = [*reference.all(), reference.score(QWEN, QWEN, [FIRST, SECOND])]
+    assert len({round(score, 3) for score in expected}) == len(expected)
+
+    def publish(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["lm_head.weight"]
+        tensors |= {f"score.{name}": tensor for name, tensor in mlp.state_dict().items()}
+
+    edit(tmp_path, publish)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["JinaVLForRanking"], "auto_map": {"AutoModel": "modeling.X"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {**SETTINGS, "chat_template": "jina_reranker", "hf_overrides": {}}
+    with LLM(str(tmp_path), **settings) as llm:
+        outputs = llm.score(QUERY, list(DOCUMENTS), use_tqdm=False)
+        outputs += llm.score({"content": [part(SECOND)]}, PICTURE, use_tqdm=False)
     assert [output.outputs.score for output in outputs] == pytest.approx(expected, abs=1e-4)
 
 
