@@ -54,7 +54,7 @@ class PrefixCache:
         self._sizes: Final = tuple(g.block_size for g in groups)
         own = (each for each in enumerate(self._sizes) if each[0] not in self._cross)
         self._shared: Final = tuple(own)
-        """Index and block size of the groups whose blocks requests share: not cross groups."""
+        """Index and block size of the groups with shared blocks: all but cross groups."""
         self._align: Final = math.lcm(*self._sizes)
         whole_context = (FullAttention, LatentKeys, IndexKeys, CrossAttention)
         local = (i for i, g in enumerate(groups) if type(g.spec) not in whole_context)

@@ -24,7 +24,7 @@ from builtin_plugins.platforms.api import lower_thread_priority
 from core.api import EngineConfig, ModelError
 from core.api.execution import LoadedParts, WorkerParts
 from core.api.models import ForwardBatch
-from core.models.layers.attention import CrossAttention
+from core.models.layers.cross_attention import CrossAttention
 from core.models.layers.embedding import Head
 
 _decode = msgspec.msgpack.Decoder(StepUpdate).decode

@@ -1,4 +1,4 @@
-"""The decoder of MiniMax M3: an indexer selects blocks of keys in most layers; experts."""
+"""The decoder of MiniMax M3: an indexer selects blocks of keys in its sparse layers; experts."""
 
 from __future__ import annotations
 

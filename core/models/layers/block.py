@@ -14,10 +14,11 @@ from core.model_spec.attention import LatentAttentionSpec, NormSpec
 from core.model_spec.compressed import CompressedAttentionSpec, ConvolvedAttentionSpec
 from core.model_spec.layer import MoeSpec
 from core.model_spec.relative import RelativeAttentionSpec
-from core.models.layers.attention import Attention, CrossAttention
+from core.models.layers.attention import Attention
 from core.models.layers.block_residual import BlockResidual, StreamReader
 from core.models.layers.compressed_attention import CompressedAttention
 from core.models.layers.convolved_attention import ConvolvedAttention
+from core.models.layers.cross_attention import CrossAttention
 from core.models.layers.embedding import PerLayerInput
 from core.models.layers.hyper_connections import HyperConnection
 from core.models.layers.latent_attention import LatentAttention

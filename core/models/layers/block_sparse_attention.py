@@ -32,7 +32,7 @@ MAX_GATHERED: Final = 1 << 24
 
 
 class BlockIndexer(nn.Module):
-    """Selects blocks of keys for the KV heads of this rank; keys are cached in the model's dtype."""
+    """Selects blocks of keys for this rank's KV heads; keys are cached in the model's dtype."""
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ from core.model_spec.encoder import EncoderFacts, EncoderSpec
 from core.model_spec.kv import LayerKV
 from core.model_spec.rope import RopeSpec
 from core.model_spec.tower import MULTIMODAL, PROMPT_EMBEDS
-from core.models.layers.attention import CrossAttention
 from core.models.layers.block import Block
 from core.models.layers.block_residual import StreamReader
+from core.models.layers.cross_attention import CrossAttention
 from core.models.layers.embedding import (
     Embedding,
     Head,
