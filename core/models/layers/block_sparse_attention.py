@@ -115,7 +115,7 @@ class BlockIndexPlan(IndexPlan):
                 products = (rows @ flat.index_select(0, slots).float().T).view(*some.shape[:2], -1)
                 products = products.masked_fill(positions > at[:, None], float("-inf"))
                 products = F.pad(products, (0, (begin - end) % size), value=float("-inf"))
-                scores.append(products.unflatten(-1, (-1, size)).amax(-1))
+                scores.append(products.reshape(*products.shape[:-1], -1, size).amax(-1))
             blocks = torch.cat(scores, dim=-1)
             local = at // size - torch.arange(spec.local_blocks, device=query.device)
             local = local.clamp(min=0)[:, None].expand(-1, heads, -1)
@@ -179,7 +179,7 @@ class BlockSparsePlan(SparsePlan):
             pages = self._read(params, cache, long.sequence, positions.flatten(), query.dtype)
             pages = pages.reshape(*positions.shape, 2, kv_heads, -1).diagonal(dim1=1, dim2=4)
             keys, values = pages.permute(2, 0, 4, 1, 3)  # of each query, [n, kv_heads, keys, size]
-            grouped = some.unflatten(1, (kv_heads, -1))
+            grouped = some.reshape(len(some), kv_heads, -1, params.head_size)
             found.append(_attend(params, grouped, keys, values, is_visible[:, :, None]))
         return torch.cat(found).flatten(1, 2)
 
@@ -209,7 +209,9 @@ class BlockSparsePlan(SparsePlan):
             mask = chosen.scatter(-1, own, value=True).repeat_interleave(block_size, dim=-1)
             at = positions[long.position + start :][: len(some), None]
             mask = mask[..., :length] & (positions <= at)[:, None]
-            grouped = some.unflatten(1, (params.kv_heads, -1)).permute(1, 2, 0, 3)
+            grouped = some.reshape(len(some), params.kv_heads, -1, params.head_size).permute(
+                1, 2, 0, 3
+            )
             out = _attend(params, grouped, keys, values, mask.transpose(0, 1)[:, None])
             found.append(out.permute(2, 0, 1, 3).flatten(1, 2))
         return torch.cat(found)
