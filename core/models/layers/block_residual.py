@@ -35,8 +35,8 @@ class StreamReader(nn.Module):
         square = streams.square().mean(-1, keepdim=True)
         streams = streams * torch.rsqrt(square + EPS)
         scores = self.query @ streams.transpose(1, 2) * streams.shape[-1] ** -0.5
-        mixed: torch.Tensor = (scores.softmax(-1) @ streams).flatten(1).to(x.dtype)
-        return mixed
+        found: torch.Tensor = (scores.softmax(-1) @ streams).flatten(1).to(x.dtype)
+        return found
 
 
 class BlockResidual(nn.Module):

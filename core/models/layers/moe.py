@@ -189,8 +189,7 @@ class Moe(nn.Module):
             chosen = self.hashed_experts[step.token_ids]
         further = None
         if self.spec.num_always:
-            sizes = [self.spec.experts, self.spec.num_always]
-            logits, further = torch.split(logits, sizes, dim=-1)
+            logits, further = torch.split(logits, [self.spec.experts, self.spec.num_always], dim=-1)
         shares, experts = self._select(logits, chosen)
         if further is not None:
             shares = _weigh_together(self.spec, logits.gather(-1, experts), further)

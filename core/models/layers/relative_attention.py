@@ -167,11 +167,8 @@ class RelativeAttention(nn.Module):
         for name, width in (("q", size), ("rel", spec.bias_rank)):
             factor = empty_parameter(self.heads, width, dtype=torch.float32)
             self.register_parameter(f"{name}_factor", factor)
-            weights.add(
-                f"{within}.{name}_l2_clip.scale",
-                (spec.heads, width),
-                partial(_load_part, factor.data, group),
-            )
+            load = partial(_load_own, factor.data, group)
+            weights.add(f"{within}.{name}_l2_clip.scale", (spec.heads, width), load)
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, plan: RowsPlan, recent_plan: RowsPlan
@@ -283,5 +280,6 @@ def clipped(x: torch.Tensor, longest: float) -> torch.Tensor:
     return x * factor
 
 
-def _load_part(target: torch.Tensor, group: ParallelGroup, tensor: torch.Tensor) -> None:
+def _load_own(target: torch.Tensor, group: ParallelGroup, tensor: torch.Tensor) -> None:
+    """Load the rows of this rank's heads."""
     copy_weight(target, group.cut(tensor, 0))
