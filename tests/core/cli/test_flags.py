@@ -20,6 +20,7 @@ WEB = (
     Option("extra", dict[str, Any] | None, None, "Extra."),
     Option("pair", tuple[int, int] | None, None, "Two numbers."),
     Option("tls", bool | None, None, "100% safe."),
+    Option("enable_expert_parallel", bool, False, "Whole experts on each rank."),
 )
 
 
