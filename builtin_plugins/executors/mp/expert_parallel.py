@@ -36,7 +36,8 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def check_experts(config: EngineConfig, source: ModelSource, registry: Registry) -> None:
-    """Raise `ConfigError` if expert parallelism is on, and the model has no experts."""
+    """Raise `ConfigError` like `check_settings`, and for a model without experts."""
+    check_settings(config)
     if not config.options.get("enable_expert_parallel"):
         return
     # Imported lazily: torch is slow to import.

@@ -265,7 +265,7 @@ class TestHelp:
         assert "--enable-dbo" not in help_of("")
         planned = help_of("planned")
         assert "--enable-dbo" in planned
-        assert "micro-batching: not part of this version" in " ".join(planned.split())
+        assert "(dual batch overlap): not part of this version" in " ".join(planned.split())
         assert "--max-model-len" not in planned
 
     @pytest.mark.parametrize("topic", ["cache", "CacheConfig", "Cache"])
