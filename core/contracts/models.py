@@ -170,7 +170,7 @@ class WeightLoader(Protocol):
 
     Optional: `headers()`, the same on the meta device, for a memory plan without
     reading weights; `reading`, the file that `tensors` is in, for messages;
-    `select(reads)`: leaves others than `reads(name)` on meta.
+    `select(reads)`: leaves others on meta.
     """
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -240,9 +240,8 @@ def select_tokens(
     """Return the positions [n, count] with the highest scores, ascending; int32.
 
     The queries [n, heads, size] belong to one sequence. Its keys are in the blocks `table` int32 of
-    `keys` [blocks, block_size, size]. Query i sees the first seen[i] keys, int64.
-    A score is the float32 sum over heads of weights [n, heads] * relu(query . key). Of equal scores
-    the first ones are selected.
+    `keys` [blocks, block_size, size]. Query i sees the first seen[i] keys. A score is the float32
+    sum over heads of weights [n, heads] * relu(query . key); of equal ones the first are selected.
     """
     own = keys[table.long()].flatten(0, 1).float()
     scores = (weights[..., None] * F.relu(query.float() @ own.T)).sum(1)

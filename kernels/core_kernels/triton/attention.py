@@ -8,7 +8,7 @@ Decode splits the visible keys of each sequence into pieces of `PIECE` keys and 
 sequences. Each program processes a contiguous range of pieces. So the grid is the same in every
 step, whatever the lengths.
 
-A query may attend to selected positions only (`Selected`): each token is a sequence of its own then.
+A query may attend to selected positions only (`Selected`): each token is its own sequence then.
 
 A program with all pieces of a sequence writes its output. Otherwise it stores partial sums at index
 program + sequence; no two pairs collide, because both only increase. The program that stores the
@@ -120,7 +120,8 @@ def attend(
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks,
         num_seqs,
-        **_common(layer, shape, cache, step, selected), LEAST=2 if skip_single else 1, QUERIES=queries,
+        **_common(layer, shape, cache, step, selected),
+        LEAST=2 if skip_single else 1, QUERIES=queries,
         WIDE=uses_float32(query),
         num_warps=8 if shape.is_long or shape.rows == MAX_ROWS else 4, num_stages=2,
     )  # fmt: skip

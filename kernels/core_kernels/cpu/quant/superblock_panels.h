@@ -166,6 +166,19 @@ using UnpackedPanelOf =
     UnpackedPanel<kOf, Kind::kGroup, Kind::kHasMin, ::kHasFactors<Kind> && kDelaysFactors,
                   kOf == IntegerLayout::kByte && kMultipliesSmallBytes && !kAddsBytes
                       ? Kind::kMaxCode
-                      : 0>;
+                      : 255>;
+
+// Prefetches a line between the previous and the next products of these sums.
+inline __attribute__((always_inline)) void prefetch_between(const uint8_t* line,
+                                                            Ints (&sums)[kTiles]) {
+#if defined(__AVX512F__)
+    asm volatile("prefetcht1 %4"
+                 : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "+v"(sums[3])
+                 : "m"(*line));
+#else
+    __builtin_prefetch(line, 0, 2);
+    (void)sums;
+#endif
+}
 
 }  // namespace

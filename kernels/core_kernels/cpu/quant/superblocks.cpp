@@ -58,7 +58,6 @@ constexpr int kUnpackedRows = kWholePanels && kLayout == IntegerLayout::kByte ? 
 constexpr int kUnpackedTiles = kWholePanels ? kTiles : 1;
 
 // --- packing and unpacking
-// ----------------------------------------------------------------------------------
 
 // Packs one panel's part of rows [first, first + source.rows).
 template <typename Kind>
@@ -129,20 +128,6 @@ void unpack(void* out, const void* weight, const int64_t* ids, int64_t count, La
 }
 
 // --- products
-// -----------------------------------------------------------------------------------------------
-
-// Prefetches a line between the previous and the next products of these sums.
-inline __attribute__((always_inline)) void prefetch_between(const uint8_t* line,
-                                                            Ints (&sums)[kTiles]) {
-#if defined(__AVX512F__)
-    asm volatile("prefetcht1 %4"
-                 : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "+v"(sums[3])
-                 : "m"(*line));
-#else
-    __builtin_prefetch(line, 0, 2);
-    (void)sums;
-#endif
-}
 
 // `add_part` for bytes of x and narrow registers. Without instructions that add products of bytes
 // to 32 bits, they are added to 16 bits, and those to the sums as often as they have to be.
@@ -444,7 +429,6 @@ private:
 };
 
 // --- one function per kind of block, chosen by number
-// -------------------------------------------------------
 
 int32_t any_pack(void* to, BlockRows source, int64_t first, int64_t rows, int32_t kind) {
     return with_kind(kind,
