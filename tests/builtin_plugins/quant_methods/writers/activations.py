@@ -176,7 +176,9 @@ def cases(amax: float = 6.0) -> dict[str, Case]:
         "ct fp8 per tensor, dynamic": (
             ct_case("fp8 of tensors", **fp8, strategy="tensor", dynamic=True), NO, floats(448),
         ),
-        "ct fp8 static": (ct_case("fp8 of tensors", **fp8, **static), of_floats, static_floats(by_float)),
+        "ct fp8 static": (
+            ct_case("fp8 of tensors", **fp8, **static), of_floats, static_floats(by_float),
+        ),
         "ct fp8 in blocks": (
             ct_case("fp8 in blocks", **fp8, strategy="group", group_size=16, dynamic=True),
             NO, floats(448, 16),
