@@ -132,12 +132,12 @@ def _attention(facts: ModelFacts, kind: str, **further: Any) -> RelativeAttentio
     """Return the attention of a layer."""
     part = "swa_" if kind == SLIDING else ""
     size = facts.count(f"{part}head_dim", 128)
-    window = facts.count("sliding_window_size", 512) if part else None
-    floor = None if part else facts.get("log_scaling_n_floor")
+    window = facts.count("sliding_window_size", 1024 if further else 512) if part else None
+    default = 128_000 if further else None
     temperature = None
-    if floor is not None:
+    if not part and facts.get("log_scaling_n_floor", default) is not None:
         scale = facts.number("log_scaling_alpha", 0.1)
-        temperature = (scale, facts.count("log_scaling_n_floor"))
+        temperature = (scale, facts.count("log_scaling_n_floor", default))
     return RelativeAttentionSpec(
         heads=facts.count(f"{part}num_attention_heads"),
         kv_heads=facts.count(f"{part}num_key_value_heads"),

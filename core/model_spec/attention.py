@@ -149,6 +149,7 @@ class BlockIndexerSpec:
     """
 
     source_layer: ClassVar[None] = None
+    """Each layer selects for itself."""
     heads: int
     size: int
     """Size of queries and keys; their leading part has the RoPE of the layer."""

@@ -23,6 +23,7 @@ class RelativeAttentionSpec:
     sinks: ClassVar[bool] = False
     """The layer adds its sinks itself, without an attention backend."""
     rope: ClassVar[None] = None
+    """Positions are biases of scores."""
     heads: int
     kv_heads: int
     head_size: int
@@ -79,3 +80,4 @@ class BlockStreamsSpec:
     attention reads the embedding.
     """
     mlp_query: str
+    """Name of the tensor with the query of the MLP."""

@@ -96,12 +96,6 @@ MISSING_NAMES: Final[Mapping[str, str]] = dict(
         *_each("weight_loaders", "hf", "`auto` here: it reads a folder or the hub"),
         *_each(
             "weight_loaders",
-            "mistral",
-            "for checkpoints in Mistral's own format; use the one with config.json and "
-            "tokenizer.json",
-        ),
-        *_each(
-            "weight_loaders",
             "ipc_cache",
             "for a daemon that holds weights in GPU memory, which is not part of this version",
         ),

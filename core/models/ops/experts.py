@@ -15,6 +15,7 @@ class ExpertGroups(NamedTuple):
     """Groups of consecutive experts; a token chooses experts of its best groups."""
 
     num_groups: int = 1
+    """Number of groups."""
     top_k: int = 1
     """Number of best groups."""
     num_ranked: int = 2
@@ -70,7 +71,8 @@ def select_experts(
 
 def _best_groups(groups: ExpertGroups, choice_scores: Tensor) -> Tensor:
     """Return the scores, with `outside_score` for experts outside of the best groups."""
-    grouped = choice_scores.view(len(choice_scores), groups.num_groups, -1)
+    num_tokens, num_experts = choice_scores.shape
+    grouped = choice_scores.view(num_tokens, groups.num_groups, num_experts // groups.num_groups)
     worth = grouped.topk(groups.num_ranked, dim=-1).values.sum(-1)  # [n, groups]
     best = worth.topk(groups.top_k, dim=-1).indices
     is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)

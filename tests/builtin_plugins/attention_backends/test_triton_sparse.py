@@ -16,6 +16,7 @@ from core.contracts.attention import AttentionInputs
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import IndexKeys, LatentKeys
 from core.models.layers.sparse_attention import IndexPlan, SparsePlan
+from core.models.ops.selection import select_tokens
 from core.testing.checkpoints import make_checkpoint
 from tests.builtin_plugins.platforms.fake_gpu import NO_CPU, FakeGpu
 from tests.builtin_plugins.platforms.test_gpu_platform import FAKE
@@ -86,9 +87,11 @@ def test_selection_equals_the_reference(
     shape = (4 * 128 // block_size, block_size, SIZE)
     caches = [torch.randint(-2, 3, shape, generator=generator).to(dtype)]
     caches.append(caches[0].clone())
-    expected = IndexPlan(inputs, TOP_K).select(query[..., :SIZE], weights, key, caches[0])
+    expected = IndexPlan(inputs, TOP_K).select(
+        select_tokens, query[..., :SIZE], weights, key, caches[0]
+    )
     plan = TritonAttention().prepare_index(inputs, TOP_K)
-    found = plan.select(query[..., :SIZE], weights, key, caches[1])
+    found = plan.select(select_tokens, query[..., :SIZE], weights, key, caches[1])
     assert torch.equal(*caches)
     assert found is not None
     assert expected is not None
@@ -105,7 +108,8 @@ def test_short_sequences_select_nothing() -> None:
     plan = TritonAttention().prepare_index(inputs_of({0: 3}, {0: TOP_K}, 4, spec), TOP_K)
     cache = torch.zeros(128, 4, SIZE)
     query = torch.zeros(3, HEADS, SIZE)
-    assert plan.select(query, torch.zeros(3, HEADS), torch.ones(3, SIZE), cache) is None
+    weights = torch.zeros(3, HEADS)
+    assert plan.select(select_tokens, query, weights, torch.ones(3, SIZE), cache) is None
     assert cache.sum() == 3 * SIZE
 
 

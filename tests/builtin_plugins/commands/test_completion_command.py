@@ -60,7 +60,7 @@ def test_bash_completes(scripts: Path, words: tuple[str, ...], expected: set[str
 
 
 def test_refused_flags_are_not_offered(scripts: Path) -> None:
-    assert completions(scripts, "serve", "--enable-expert-p") == set()
+    assert completions(scripts, "serve", "--enable-db") == set()
 
 
 def test_command_without_engine_options_offers_its_own_only(scripts: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core import LLM, SamplingParams
-from core.model_spec.kv import RecurrentState
+from core.model_spec.kv import IndexKeys, RecurrentState, SlidingRows
 from core.testing.checkpoints import ARCHITECTURES, make_checkpoint
 from core.testing.tiny_encoder_decoders import ENCODER_DECODERS
 from tests.builtin_plugins.platforms.fake_gpu import NO_CPU, FakeGpu
@@ -39,6 +39,13 @@ def tokens_of(folder: Path, architecture: str, **settings: Any) -> list[list[int
     return [list(out.outputs[0].token_ids) for out in found]
 
 
+def _are_rows(spec: Any) -> bool:
+    """Return whether the layer reads its cache as plain rows (DeepSeek V4, Inkling)."""
+    if isinstance(spec, IndexKeys):
+        return spec.rate > 1 or not spec.top_k
+    return isinstance(spec, SlidingRows)
+
+
 EVERY = sorted({**ARCHITECTURES, **ENCODER_DECODERS})
 
 
@@ -54,8 +61,14 @@ def test_captured_tokens_of_every_family_equal_eager(architecture: str, tmp_path
     replayed = tokens_of(folder, architecture, **ON_A_DEVICE)
     recorder = FakeGpu.recorder
     made = FakeGpu.made
-    assert recorder.replays >= 5
     assert made is not None
+    if any(
+        _are_rows(layer.spec) for layer in made._model.kv_layers
+    ):  # read by sequence, on the host
+        assert recorder.replays == 0
+        assert tokens_of(folder, architecture, device="cpu", enforce_eager=True) == replayed
+        return
+    assert recorder.replays >= 5
     decoding_only = any(isinstance(layer.spec, RecurrentState) for layer in made._model.kv_layers)
     decoding_only |= architecture in ENCODER_DECODERS  # new requests have encoder inputs
     assert {decodes for _, _, decodes in made._recorded} == (

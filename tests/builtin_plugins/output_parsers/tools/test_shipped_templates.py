@@ -15,7 +15,7 @@ from core.config.sections import ModelConfig
 from tests.builtin_plugins.output_parsers.tools.test_call_syntax import FORMATS, REQUEST
 
 HEAD = re.compile(r"{# .+: --tool-call-parser ([\w-]+)")
-PAIRS = {"qwen3_vl_reranker"}
+PAIRS = {"qwen3_vl_reranker", "jina_reranker"}
 """Templates for a query and a document, which call no tools."""
 PARSERS = {
     file.stem: found[1] if (found := HEAD.match(file.read_text(encoding="utf-8"))) else ""
