@@ -62,7 +62,7 @@ def inkling(hf_config: object) -> DecoderSpec:
     kinds = _kinds(facts)
     mlps = facts.get("mlp_layer_types") or ["sparse"] * len(kinds)
     always = facts.count("n_shared_experts", 2)
-    experts = _experts(facts, num_always=always, learned_scale=True)
+    experts = _experts(facts, 6, num_always=always, learned_scale=True)
     layers = tuple(
         pre_norm_layer(
             norm,
@@ -85,7 +85,7 @@ def inkling2(hf_config: object) -> DecoderSpec:
         facts.number("rel_l2_clip_threshold", 8.0),
     )
     facts.choice("scoring_func", "sigmoid", ("sigmoid",))
-    experts = _experts(facts, softcaps=caps)
+    experts = _experts(facts, 8, softcaps=caps)
     length = facts.count("n_layers_per_attn_res_block", 6)
     layers = tuple(
         pre_norm_layer(
@@ -116,10 +116,10 @@ def _streams(index: int, length: int) -> BlockStreamsSpec:
     )
 
 
-def _experts(facts: ModelFacts, **further: Any) -> MoeSpec:
+def _experts(facts: ModelFacts, top_k: int, **further: Any) -> MoeSpec:
     """Return the experts of a layer."""
     return facts.moe(
-        defaults=(facts.count("n_routed_experts"), 6),
+        defaults=(facts.count("n_routed_experts"), top_k),
         score="sigmoid",
         router_fp32=True,
         correction_bias=True,
