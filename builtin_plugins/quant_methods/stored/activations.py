@@ -106,7 +106,7 @@ class ActivationScheme:
         size = min(self.group_size, width)
         if 0 < size != width:
             padded = torch.nn.functional.pad(x, (0, -width % size))
-            groups = padded.view(*x.shape[:-1], -1, size).float()
+            groups = padded.reshape(*x.shape[:-1], padded.shape[-1] // size, size).float()
         else:
             groups = x.unsqueeze(-2).float()
         found = (
@@ -237,9 +237,9 @@ class InputRounding:
         if self._rotation is None:
             return self.scheme.round(x, self._scale, self._zero)
         rotation = self._rotation.to(x.device)
-        groups = x.float().reshape(*x.shape[:-1], -1, len(rotation))
+        groups = x.float().reshape(*x.shape[:-1], x.shape[-1] // len(rotation), len(rotation))
         rounded = self.scheme.round((groups @ rotation).flatten(-2), self._scale, self._zero)
-        back: Tensor = rounded.view(groups.shape) @ rotation.T
+        back = rounded.reshape(groups.shape) @ rotation.T
         return back.flatten(-2).to(x.dtype)
 
 

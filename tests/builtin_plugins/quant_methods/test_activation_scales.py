@@ -116,8 +116,8 @@ def test_rotated_inputs_are_rounded_after_the_rotation(tmp_path: Path) -> None:
     rotation = next(tensor for name, tensor in stored.items() if "forward_hadamard" in name)
 
     def simulate(x: torch.Tensor) -> torch.Tensor:
-        groups = x.unflatten(-1, (-1, len(rotation))) @ rotation.float()
-        rounded = mxfp4(groups.flatten(-2)).unflatten(-1, groups.shape[-2:])
+        groups = x.reshape(*x.shape[:-1], -1, len(rotation)) @ rotation.float()
+        rounded = mxfp4(groups.flatten(-2)).view(groups.shape)
         return (rounded @ rotation.float().T).flatten(-2)
 
     found = logprobs(LLAMA, tmp_path, stored, FpQuant(facts, engine("on")))

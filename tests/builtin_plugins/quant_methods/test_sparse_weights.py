@@ -31,7 +31,7 @@ LLAMA = "LlamaForCausalLM"
 
 def two_of_four(weight: torch.Tensor) -> torch.Tensor:
     """Return the mask of the two largest of four adjacent numbers."""
-    fours = weight.abs().unflatten(-1, (-1, 4))
+    fours = weight.abs().view(len(weight), -1, 4)
     chosen = fours.argsort(-1, descending=True)[..., :2]
     return torch.zeros_like(fours).scatter_(-1, chosen, 1).flatten(-2).bool()
 
