@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -80,16 +80,27 @@ def now() -> int:
 
 
 async def raise_on_error(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput]:
-    """Yield the outputs. Raises `RequestFailed`, or the refusal, of an output with an error."""
+    """Yield the outputs. Raises `RequestFailed`, or the refusal, of an output with an error.
+
+    Text of such an output is yielded before: a slow reader gets several deltas as one.
+    """
     try:
         async for output in outputs:
             if output.error is not None:
+                if any(completion.text for completion in output.outputs):
+                    yield _without_end(output)
                 raise output.refusal or RequestFailed(output.error)
             yield output
     finally:
         close = getattr(outputs, "aclose", None)
         if close is not None:
             await close()
+
+
+def _without_end(output: RequestOutput) -> RequestOutput:
+    """Return the output as it was before its request failed."""
+    completions = [replace(completion, finish_reason=None) for completion in output.outputs]
+    return replace(output, outputs=completions, finished=False, error=None, refusal=None)
 
 
 async def final_output(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
