@@ -29,7 +29,9 @@ GAP = 1e-3
 
 NAMES = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE})
 EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in NAMES]
-"""Architectures with all variants in every run; the others under `make test-all` only."""
+"""Architectures of every run; the others under `make test-all` only."""
+EACH_KIND = {"LlamaForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"}
+"""Full attention, windows, experts: in every run in all ways."""
 LAYOUTS = (
     "BaichuanForCausalLM",
     "BailingMoeForCausalLM",
@@ -159,7 +161,9 @@ def ways_of_architectures() -> list[Any]:
             name,
             way,
             marks=[]
-            if name in TINY or (way == "a budget of 16 tokens" and name in CHUNKED)
+            if name in EACH_KIND
+            or (way == "batched" and name in TINY)
+            or (way == "a budget of 16 tokens" and name in CHUNKED)
             else pytest.mark.slow,
         )
         for name in NAMES
@@ -201,7 +205,7 @@ def test_prefix_cache_hits_equal_transformers(
             name,
             size,
             marks=[]
-            if name == "LlamaForCausalLM" or (name in TINY and size == 16)
+            if name == "LlamaForCausalLM" or (name in EACH_KIND and size == 16)
             else pytest.mark.slow,
         )
         for name in NAMES

@@ -37,9 +37,13 @@ def is_linear_time(case: Case) -> bool:
 
 
 CASES = cases_by_entry()
+SLOW = ("clients:data_parallel", "executors:mp", "launchers:nodes")
+"""Entries of many processes; test files of their own start them in every run."""
 
 
-@pytest.mark.parametrize("entry", CASES)
+@pytest.mark.parametrize(
+    "entry", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_builtin_passes_conformance(entry: str) -> None:
     for case in CASES[entry]:
         if not is_linear_time(case):

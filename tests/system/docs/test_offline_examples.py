@@ -11,7 +11,13 @@ from tests.system.docs.pages import ROOT
 
 FOLDER = ROOT / "examples" / "offline"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-SLOW = {"async_llm_streaming", "openai_batch", "simple_profiling", "vision_language"}
+SLOW = {
+    "async_llm_streaming",
+    "openai_batch",
+    "simple_profiling",
+    "structured_outputs",
+    "vision_language",
+}
 """They start processes, or compute for seconds."""
 PRINTS = {
     "async_llm_streaming": "first .*second ",

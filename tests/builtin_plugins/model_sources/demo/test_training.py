@@ -65,6 +65,7 @@ def test_finished_run_is_not_trained_again(trained):
     assert (folder / CHECKPOINT).exists()
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(trained, tmp_path):
     _, loss = trained
     assert train(tmp_path, PLAN, TINY, threads=2, quiet=True) == pytest.approx(loss, rel=1e-2)
