@@ -57,6 +57,7 @@ def nomic_bert(source: ConfigSource, fields: Fields) -> Fields:
     """Return Nomic BERT's fields."""
     return {
         **_common(source, fields),
+        "hidden_act": "silu",
         "rotary_emb_base": source.settings.number("rope.freq_base", 1000.0),
         "rotary_emb_fraction": 1.0,
         "qkv_proj_bias": source.has("blk.0.attn_qkv.bias"),
