@@ -90,10 +90,12 @@ def test_inputs_are_exact_unless_requested(
 
 
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
-@pytest.mark.parametrize("name", ["ct fp8 per token", "fp8 static"])
+@pytest.mark.parametrize("name", ["ct fp8 per token", "fp8 static", "ct fp8 in blocks", "ct mxfp4"])
 def test_inputs_of_experts_are_rounded(name: str, architecture: str, tmp_path: Path) -> None:
+    """Sums in another order move single numbers of fp8 in blocks past a border of rounding."""
     found, simulated, exact = found_logprobs(name, tmp_path, architecture=architecture)
-    assert effect(found, simulated) < 0.001 * effect(simulated, exact)
+    allowed = 0.003 if name == "ct fp8 in blocks" else 0.001
+    assert effect(found, simulated) < allowed * effect(simulated, exact)
 
 
 def test_fused_layer_uses_the_largest_static_scale(tmp_path: Path) -> None:

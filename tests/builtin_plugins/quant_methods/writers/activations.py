@@ -67,7 +67,11 @@ def static_integers(scale: float, zero: int = 0) -> Round:
 
 
 def nearest(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return values[(x.abs().unsqueeze(-1) - values).abs().argmin(-1)] * x.sign()
+    """Return the nearest values; of two as near, that with the even code, as tools do."""
+    distances = (x.abs().unsqueeze(-1) - values).abs()
+    is_tie = distances == distances.amin(-1, keepdim=True)
+    odd = torch.arange(len(values)) % 2
+    return values[(is_tie * (2 - odd)).argmax(-1)] * x.sign()
 
 
 def nvfp4(outer: float) -> Round:
