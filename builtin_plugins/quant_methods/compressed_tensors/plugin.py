@@ -1,8 +1,8 @@
 """Checkpoints in the compressed-tensors format."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from core.api import Entry, Option, hookimpl
+from core.api import EngineConfig, Entry, Option, Registry, hookimpl
 
 
 @hookimpl
@@ -13,6 +13,16 @@ def engine_options() -> list[Option]:
         "faster; on: everywhere; off: nowhere, which is more exact."
     )
     return [Option("activation_quantization", Literal["auto", "on", "off"], "auto", text)]
+
+
+@hookimpl
+def engine_admission_extensions(config: EngineConfig, registry: Registry) -> list[Any]:
+    """Raise `ModelError` if the option is set for a model of plain weights."""
+    if config.options["activation_quantization"] != "auto":
+        from builtin_plugins.quant_methods.stored.activations import check_plain  # lazy: torch
+
+        check_plain(config, registry)
+    return []
 
 
 @hookimpl

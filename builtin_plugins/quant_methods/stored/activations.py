@@ -17,7 +17,7 @@ import torch
 from core.api import ModelError
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig
+    from core.api import EngineConfig, Registry
 
 Tensor = torch.Tensor
 ScaleKind = Literal["float", "e8m0", "e8m0_ceil", "e4m3", "e4m3_alone"]
@@ -243,6 +243,30 @@ class InputRounding:
         return back.flatten(-2).to(x.dtype)
 
 
+def mode_of(config: EngineConfig | None) -> str:
+    """Return the value of `--activation-quantization`."""
+    options = {} if config is None else config.options
+    return options.get("activation_quantization") or "auto"
+
+
+def check_unset(mode: str) -> None:
+    """Raise `ModelError` if `--activation-quantization` is set, for models without its effect."""
+    if mode != "auto":
+        raise ModelError(
+            f"--activation-quantization: got {mode!r}; expected a checkpoint that specifies "
+            "rounded activations, and this one does not. Remove it."
+        )
+
+
+def check_plain(config: EngineConfig, registry: Registry) -> None:
+    """Raise `ModelError` if `--activation-quantization` is set for a model of plain weights."""
+    if config.model.quantization not in (None, "none"):
+        return  # the method checks it
+    source = registry.find_model(config.model.model, config)
+    if source is not None and source.quantization is None:
+        check_unset(mode_of(config))
+
+
 class ActivationQuantization:
     """Which layers of a model round their inputs, by `--activation-quantization`; logged once.
 
@@ -252,8 +276,7 @@ class ActivationQuantization:
 
     def __init__(self, name: str, config: EngineConfig | None) -> None:
         self._name = name
-        options = {} if config is None else config.options
-        self._mode: str = options.get("activation_quantization") or "auto"
+        self._mode = mode_of(config)
         self.by_kernels = self._mode != "off"
         """Whether kernels may round."""
         self._rounded: Counter[str] = Counter()
@@ -272,11 +295,8 @@ class ActivationQuantization:
 
     def check_used(self) -> None:
         """Raise `ModelError` if the setting has no effect."""
-        if self._mode != "auto" and not (self._rounded or self._exact):
-            raise ModelError(
-                f"--activation-quantization: got {self._mode!r}; expected a checkpoint that "
-                "specifies rounded activations, and this one does not. Remove it."
-            )
+        if not (self._rounded or self._exact):
+            check_unset(self._mode)
 
     def log_once(self) -> None:
         """Log what is rounded and what is not, unless the checkpoint rounds nothing."""

@@ -212,6 +212,16 @@ def test_setting_without_effect_is_refused(mode: str, tmp_path: Path) -> None:
     CompressedTensors(settings, engine("auto")).check_used()
 
 
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "experts_int8"])
+def test_setting_without_effect_on_plain_weights_is_refused(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    plain_tensors("MixtralForCausalLM", tmp_path)
+    message = "--activation-quantization: got 'on'; expected a checkpoint that specifies rounded"
+    with pytest.raises(ModelError, match=message):
+        LLM(str(tmp_path), quantization=quantization, activation_quantization="on")
+
+
 def test_option_decides_in_an_engine(tmp_path: Path) -> None:
     (write, _), extra, _ = cases()["fp8 static"]
     stored, _ = quantize(plain_tensors(LLAMA, tmp_path, **SIZES), write)
