@@ -21,6 +21,7 @@ from core.step import EngineRequest
 from core.testing.replay import replay
 from tests.builtin_plugins.clients.streams import DELTA, until
 from tests.builtin_plugins.features.rope_by_length.texts import (
+    DRAFTS,
     LENGTHS,
     NUM_GENERATED,
     SHORT_CONTEXT,
@@ -87,9 +88,13 @@ def test_requests_resume_after_any_of_their_tokens(architecture: str, case: Case
 
 
 @pytest.mark.slow
-def test_answers_resume_after_the_engine_was_killed(case: Case) -> None:
+@pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["plain", "drafts"])
+def test_answers_resume_after_the_engine_was_killed(
+    drafts: dict[str, Any] | None, case: Case
+) -> None:
     folder, expected = case("Phi3ForCausalLM")
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "num_threads": 1}
+    settings |= {"speculative_config": drafts} if drafts else {}
     settings |= {"kv_cache_memory_bytes": 1 << 22, "log_level": "error"}
     engine = AsyncLLM(str(folder), structured_outputs_config={"warm_up": False}, **settings)
     try:
