@@ -60,7 +60,7 @@ class GenericSpec:
         """Raise `ConfigError`: transformers' modules cannot be sharded."""
         raise ConfigError(
             f"{self.model_class.__name__} runs through transformers' modules, which are not split "
-            f"over {tensor * pipeline} ranks; remove --tensor-parallel-size and "
+            f"over {tensor * pipeline} ranks. Remove --tensor-parallel-size and "
             "--pipeline-parallel-size."
         )
 
