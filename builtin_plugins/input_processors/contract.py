@@ -39,7 +39,8 @@ class InputProcessor(Protocol):
 
     Runs in a process of its own, one prompt at a time. It may also have `embedded(modality,
     tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client, and
-    `completes_prompts = True` if its prompts have all special tokens.
+    `completes_prompts = True` if its prompts have all special tokens. `prompt_ids(prompt, items)`,
+    if it has it, returns the tokens of a prompt instead of `expand`.
     """
 
     identity: str

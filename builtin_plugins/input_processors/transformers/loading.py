@@ -18,6 +18,7 @@ from transformers.models.auto import processing_auto
 
 from builtin_plugins.input_processors.transformers.blip2_texts import Blip2ImageTexts
 from builtin_plugins.input_processors.transformers.cohere import Cohere2VisionImageProcessorPil
+from builtin_plugins.input_processors.transformers.fuyu_images import FuyuImageProcessorPil
 from builtin_plugins.input_processors.transformers.idefics2_texts import Idefics2ImageTexts
 from builtin_plugins.input_processors.transformers.kimi import Kimi_K25ImageProcessorPil
 from builtin_plugins.input_processors.transformers.lfm2_vl import Lfm2VlImageProcessorPil
@@ -61,6 +62,7 @@ STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
 IMAGE_STAND_INS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "Cohere2VisionImageProcessor": Cohere2VisionImageProcessorPil,
+        "FuyuImageProcessor": FuyuImageProcessorPil,
         "Kimi_K25ImageProcessor": Kimi_K25ImageProcessorPil,
         "Lfm2VlImageProcessor": Lfm2VlImageProcessorPil,
         "Llama4ImageProcessor": Llama4ImageProcessorPil,

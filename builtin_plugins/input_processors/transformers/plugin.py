@@ -28,6 +28,7 @@ def engine_input_processors() -> list[Entry]:
             f"{HERE}.florence2:Florence2Processor",
             "Florence-2's tasks",
         ),
+        Entry("FuyuForCausalLM", f"{HERE}.fuyu:FuyuProcessor", "Fuyu's prompts"),
         Entry(
             "Idefics2ForConditionalGeneration",
             f"{HERE}.idefics2:Idefics2Processor",

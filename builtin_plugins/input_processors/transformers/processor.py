@@ -77,7 +77,7 @@ class TransformersProcessor:
                 ITEM, f"got {size}, which cannot be processed: {error}."
             ) from error
         text = texts[0]
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._ids_of(text)
         placeholders = [token for token in ids if token in self._image_token_ids]
         tensors = {
             name: value.contiguous()
@@ -101,14 +101,17 @@ class TransformersProcessor:
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:
         """Return token ids with each item's tokens for its placeholder."""
-        encode = self._tokenizer.encode
-        numbered = self._numbered(items)
-        pairs = [(item, encode(item.text, add_special_tokens=False)) for item in numbered]
+        pairs = [(item, self._ids_of(item.text)) for item in self._numbered(items)]
         ids = {
             modality: self._tokenizer.convert_tokens_to_ids(text)
             for modality, text in self.placeholders.items()
         }
         return expand_ids(token_ids, pairs, ids)
+
+    def _ids_of(self, text: str) -> list[int]:
+        """Return the tokens of an item's text."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return found
 
     def _numbered(self, items: Sequence[ProcessedItem]) -> Sequence[ProcessedItem]:
         """Return items with their places in the prompt in their texts, if the model reads them."""

@@ -76,6 +76,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "Cohere2VisionForConditionalGeneration": Family(decoder=decoders.unscaled),
         "Ernie4_5_VLMoeForConditionalGeneration": Family(text=ernie4_5_vl.TEXT),
         "Florence2ForConditionalGeneration": Family(in_encoder=True),
+        "FuyuForCausalLM": Family(arrange=tower.unpooled),
         "Gemma3ForConditionalGeneration": Family(look_ahead=gemma.items),
         "Gemma3nForConditionalGeneration": Family(text=gemma3n.TEXT),
         "Gemma4ForConditionalGeneration": Family(look_ahead=gemma.windowed_items),

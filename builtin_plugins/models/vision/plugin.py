@@ -24,6 +24,7 @@ def engine_models() -> list[Entry]:
         Entry("Ernie4_5_VLMoeForConditionalGeneration", SPEC, "ERNIE 4.5 VL, images"),
         Entry("Exaone4_5_ForConditionalGeneration", SPEC, "EXAONE 4.5, images"),
         Entry("Florence2ForConditionalGeneration", SPEC, "Florence-2"),
+        Entry("FuyuForCausalLM", SPEC, "Fuyu, one image before the text"),
         Entry("Gemma3ForConditionalGeneration", SPEC, "Gemma 3, text and images"),
         Entry("Gemma3nForConditionalGeneration", SPEC, "Gemma 3n, text and images"),
         Entry("Gemma4ForConditionalGeneration", SPEC, "Gemma 4, text and images"),

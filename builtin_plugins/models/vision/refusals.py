@@ -20,7 +20,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "DiffusionGemmaForBlockDiffusion": "it writes blocks of text by diffusion",
         "Dots3NoteForConditionalGeneration": "its text part is native, its towers were not tried",
         "Emu3ForConditionalGeneration": "its images become tokens of its vocabulary",
-        "FuyuForCausalLM": "its one image stands before the text, and both are tokenized apart",
         "GitForCausalLM": "its image comes before its text, not in the prompt",
         "Granite4VisionForConditionalGeneration": "its tower adds to layers chosen by the config",
         "IdeficsForVisionText2Text": CROSS_ATTENTION,

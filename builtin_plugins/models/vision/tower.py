@@ -45,6 +45,12 @@ def projected(base: Any, output: Any, inputs: Mapping[str, torch.Tensor]) -> tor
     return found
 
 
+def unpooled(base: Any, output: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return features of a tower without a pooler (Fuyu)."""
+    found: torch.Tensor = output.last_hidden_state
+    return found
+
+
 def image_features(base: Any) -> Callable[..., Any]:
     """Return what transformers calls image features."""
     found: Callable[..., Any] = base.get_image_features

@@ -13,7 +13,11 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from builtin_plugins.commands.models.command import read_table
 from tests.builtin_plugins.models.vision.checkpoints import MODELS
 
-ELSEWHERE = {"Blip2ForConditionalGeneration", "Florence2ForConditionalGeneration"}
+ELSEWHERE = {
+    "Blip2ForConditionalGeneration",
+    "Florence2ForConditionalGeneration",
+    "FuyuForCausalLM",
+}
 """Models with files of tests of their own."""
 OF_TIMM = {"Gemma3nForConditionalGeneration"}
 """Models that only timm's tower makes."""
