@@ -30,10 +30,11 @@ recurrent state instead of keys and values.
 IMAGES = """
 ## Models that read images
 
-Every image-text class of transformers. *native*: compared with transformers in tests, with every
-feature of its own; *text by transformers*: its text part has no native decoder, and runs through
-transformers' modules. *generic*: nothing in its source contradicts the common form, but no test
-compares it. *refused*: with the reason. The tower is transformers' own in all of them
+Every image-text class of transformers, and the models of vLLM that transformers has no class for.
+*native*: compared with transformers in tests, with every feature of its own; *text by
+transformers*: its text part has no native decoder, and runs through transformers' modules.
+*generic*: nothing in its source contradicts the common form, but no test compares it. *refused*:
+with the reason. The tower is transformers' own in all of them
 ([Models that read images](../guides/models.md#models-that-read-images)).
 
 | architecture | model types | how |

@@ -62,6 +62,52 @@ REASONS: Final = {
 }
 """Why a class of transformers is not served, where its config and modules do not tell."""
 
+VLLM_ONLY: Final = (
+    "BagelForConditionalGeneration",
+    "BeeForConditionalGeneration",
+    "DeepseekOCRForCausalLM",
+    "DeepseekVLV2ForCausalLM",
+    "DotsOCRForCausalLM",
+    "GLM4VForCausalLM",
+    "H2OVLChatModel",
+    "HCXVisionForCausalLM",
+    "InternS1ForConditionalGeneration",
+    "KeyeForConditionalGeneration",
+    "KeyeVL1_5ForConditionalGeneration",
+    "KimiVLForConditionalGeneration",
+    "Llama_Nemotron_Nano_VL",
+    "MantisForConditionalGeneration",
+    "MiniCPMO",
+    "MiniCPMV",
+    "MiniMaxVL01ForConditionalGeneration",
+    "MolmoForCausalLM",
+    "NVLM_D",
+    "NemotronH_Nano_VL_V2",
+    "OpenCUAForConditionalGeneration",
+    "Ovis2_5",
+    "Phi3VForCausalLM",
+    "PixtralForConditionalGeneration",
+    "QwenVLForConditionalGeneration",
+    "RForConditionalGeneration",
+    "SkyworkR1VChatModel",
+    "Step3VLForConditionalGeneration",
+    "Tarsier2ForConditionalGeneration",
+    "TarsierForConditionalGeneration",
+)
+"""Models that read images in vLLM, and that transformers has no class for."""
+RENAMED: Final = {
+    "InternVLChatModel": "InternVLForConditionalGeneration",
+    "LightOnOCRForConditionalGeneration": "LightOnOcrForConditionalGeneration",
+    "Ovis": "Ovis2ForConditionalGeneration",
+}
+"""The same, where transformers has the model by another name."""
+OMNI: Final = (
+    "Qwen2_5OmniForConditionalGeneration",
+    "Qwen2_5OmniModel",
+    "Qwen3OmniMoeForConditionalGeneration",
+)
+"""Models that write sound, too, around a thinker of their own class."""
+
 
 def survey() -> dict[str, dict[str, Any]]:
     """Return a row per native architecture and per causal language model of transformers."""
@@ -159,6 +205,14 @@ def survey_images() -> dict[str, dict[str, Any]]:
     for name in sorted(types):
         facts = of_images(types[name][0], name)
         table[name] = {"model_types": types[name], "tried": "images", **facts}
+    no_class = "transformers 5.23 has no such class, and a checkpoint's own code is not run"
+    reasons = {
+        **dict.fromkeys(VLLM_ONLY, no_class),
+        **{old: f"{no_class}; serve it as {new}" for old, new in RENAMED.items()},
+        **dict.fromkeys(OMNI, "it writes sound, too, and its thinker is not served"),
+    }
+    for name, reason in reasons.items():
+        table[name] = {"model_types": [], "tried": "images", "images": False, "reason": reason}
     return table
 
 

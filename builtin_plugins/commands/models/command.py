@@ -84,7 +84,7 @@ def _row(name: str, own: Any, general: Any, found: Mapping[str, Any]) -> Row:
     reason = facts.pop("reason", "")
     types = facts.pop("model_types", ())
     if own is not None:
-        known = {} if tried == "generic" else facts
+        known = {"images": facts.get("images")} if tried == "generic" else facts
         return Row(name, "native", types, plugin=own.plugin.name, **known)
     if tried == "native":
         return Row(name, "no", types, reason="its plugin is not loaded")

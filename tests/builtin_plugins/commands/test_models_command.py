@@ -141,6 +141,17 @@ def test_the_list_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_page_lists_every_model_that_reads_images_in_vllm() -> None:
+    page = models_page().partition("## Models that read images")[2]
+    for line in (
+        "| Gemma3ForConditionalGeneration | `gemma3` | native |",
+        "| FuyuForCausalLM | `fuyu` | native |",
+        "| KimiVLForConditionalGeneration |  | refused: transformers 5.23 has no such class",
+        "| Qwen2_5OmniModel |  | refused: it writes sound",
+    ):
+        assert f"\n{line}" in page
+
+
 def test_the_table_has_a_reason_or_facts_for_every_type() -> None:
     for name, row in read_table().items():
         if row["tried"] == "generic":
