@@ -60,8 +60,8 @@ class Layer:
     def __init__(self, spec: LatentAttentionSpec, dtype: torch.dtype, max_len: int) -> None:
         self._backend = make_backend()
         context = plain_context(dtype=dtype)
-        ops = replace(context.ops, select_tokens=select_tokens)
-        context = replace(context, attention=self._backend, ops=ops)
+        self._ops = replace(context.ops, select_tokens=select_tokens)
+        context = replace(context, attention=self._backend, ops=self._ops)
         assert spec.rope is not None
         rotary = Rotary(spec.rope, max_len, context)
         rotary.finish()
@@ -107,6 +107,7 @@ class Layer:
         plans = [
             prepare(
                 self._backend,
+                self._ops,
                 AttentionInputs([0, 1], [length], table, torch.tensor([slot]), BLOCK, spec),
             )
             for spec in self._specs
@@ -120,7 +121,7 @@ class Layer:
             self._backend.attend(params, self._query, self._key, value, cache, plans[0])
         else:
             indexer: Any = self._layer.indexer
-            selected = plans[1].select(select_tokens, *self._index, indexer.cache)
+            selected = plans[1].select(*self._index, indexer.cache)
             plans[0].attend(self._layer.params, self._query, self._key, self._layer.cache, selected)
         return (clock() - start) * 1e3
 

@@ -32,7 +32,6 @@ from core_kernels.triton.row_quantizer import RowQuantizer
 from benchmarks.gpu.compiled import TARGETS, VECTOR_BYTES, Program, compiling
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
 from core.model_spec.attention_params import AttentionParams, QkNormRope
-from core.models.ops.selection import select_tokens
 from core.testing.attention_oracle import PagedSequences
 
 Tensor = torch.Tensor
@@ -86,7 +85,7 @@ def attend_sparsely(params: AttentionParams, heads: int, size: int, top_k: int) 
         count = len(query)
         index = empty(8, inputs.block_size, size)
         selected = backend.prepare_index(inputs, top_k).select(
-            select_tokens, empty(count, heads, size), empty(count, heads, dtype=torch.float32),
+            empty(count, heads, size), empty(count, heads, dtype=torch.float32),
             empty(count, size), index,
         )  # fmt: skip
         plan = backend.prepare_sparse(inputs, top_k)

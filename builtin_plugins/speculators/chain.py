@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from builtin_plugins.speculators.draft_kv_layers import DraftKVLayers, draft_layers
 from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees
 from builtin_plugins.speculators.heads import HeadSpeculator
+from core.models.layers.state import prepare
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.contract import DraftRow
@@ -69,14 +71,14 @@ class ChainSpeculator(HeadSpeculator):
     _head: Any
 
     def _layers(self, parts: LoadedParts) -> Sequence[LayerKV]:
-        self._backend = parts.context.attention
+        self._prepare = partial(prepare, parts.context.attention, parts.context.ops)
         source = f"--speculative-config.method {self._settings.method!r}"
         return draft_layers(self._head.kv_layers, source)
 
     def attach(self, parts: WorkerParts) -> None:
         """Bind the head's KV cache."""
         super().attach(parts)
-        self._kv_layers = DraftKVLayers(parts, self._backend, self._settings.tree)
+        self._kv_layers = DraftKVLayers(parts, self._prepare, self._settings.tree)
         self._head.bind_kv(self._kv_layers.caches)
         self._cached_rows: dict[int, _CachedRow] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,13 +23,11 @@ from core.model_spec.kv import (
     SlidingRows,
     SlidingWindow,
 )
-from core.models.layers.state import prepare
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.contract import DraftRow
     from builtin_plugins.speculators.draft_trees import LevelNode
     from core.api.execution import WorkerParts
-    from core.api.models import AttentionBackend
     from core.models.layers.state import LayerCache
 
 Ints = npt.NDArray[np.int64]
@@ -64,13 +62,16 @@ class DraftKVLayers:
     """Caches and attention inputs of a speculator's KV layers."""
 
     def __init__(
-        self, parts: WorkerParts, backend: AttentionBackend, tree: TokenTree | None
+        self,
+        parts: WorkerParts,
+        prepare: Callable[[AttentionInputs], Any],
+        tree: TokenTree | None,
     ) -> None:
         """`tree`: the largest tree to fill; None: chains only."""
         self.caches: Sequence[LayerCache] = parts.caches
         self._batch = parts.batch
         self._layout = parts.layout
-        self._backend = backend
+        self._prepare = prepare
         groups = {
             layer: index
             for index, group in enumerate(parts.layout.groups)
@@ -80,7 +81,7 @@ class DraftKVLayers:
         self._group_of_layer = [groups[layer] for layer in layers]
         self._groups = set(self._group_of_layer)
         self._device = parts.device
-        self._slots = None if tree is None else TreeSlots(parts, backend, layers, tree)
+        self._slots = None if tree is None else TreeSlots(parts, prepare, layers, tree)
 
     def attention(
         self,
@@ -116,8 +117,7 @@ class DraftKVLayers:
             block_table = table.take(self._to_device(row[:, None] * width + columns))
             block_index = self._to_device(sequence * num_blocks + positions // size)
             blocks = block_table.take(block_index).long()
-            prepared[group] = prepare(
-                self._backend,
+            prepared[group] = self._prepare(
                 AttentionInputs(
                     query_starts=query_starts,
                     kv_lens=kv_lens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from builtin_plugins.speculators.draft_trees import LevelNode, fill_trees, top_t
 from core.api import ConfigError
 from core.api.models import ForwardBatch
 from core.models.layers.loading import load_companion_model
+from core.models.layers.state import prepare
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.contract import DraftRow, SpeculativeConfig
@@ -86,12 +88,12 @@ class DraftModel:
                 f"--speculative-config.model {self._source.name!r}: got a vocabulary of "
                 f"{model.vocab_size} tokens; expected the target's {parts.model.vocab_size}."
             )
-        self._backend = parts.context.attention
+        self._prepare = partial(prepare, parts.context.attention, parts.context.ops)
         return draft_layers(model.kv_layers, f"--speculative-config.model {self._source.name!r}")
 
     def attach(self, parts: WorkerParts) -> None:
         """Bind the draft model's KV cache."""
-        self._kv_layers = DraftKVLayers(parts, self._backend, self._tree)
+        self._kv_layers = DraftKVLayers(parts, self._prepare, self._tree)
         self._model.bind_kv(self._kv_layers.caches)
         self._forward = parts.wrap(self._model)
         self._batch = parts.batch

@@ -7,7 +7,7 @@ written to all of them. So attention backends know no trees, and windows, latent
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,14 +16,12 @@ import numpy.typing as npt
 import torch
 
 from core.api.models import AttentionInputs
-from core.models.layers.state import prepare
 
 Ints = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.contract import TokenTree
     from core.api.execution import WorkerParts
-    from core.api.models import AttentionBackend
     from core.model_spec.kv import GroupLayout
 
 
@@ -81,13 +79,13 @@ class TreeSlots:
     def __init__(
         self,
         parts: WorkerParts,
-        backend: AttentionBackend,
+        prepare: Callable[[AttentionInputs], Any],
         layers: Collection[int],
         tree: TokenTree,
     ) -> None:
         """`layers`: indices in the KV layout. `tree`: the largest tree."""
         self._parts = parts
-        self._backend = backend
+        self._prepare_group = prepare
         self._max_branches = len(tree.paths) - 1
         depth = max(tree.depths)
         slots = {
@@ -194,8 +192,7 @@ class TreeSlots:
         positions = on_device(position)
         blocks = tables[on_device(write_view), positions // size].long()
         slots = blocks * size + positions % size
-        return prepare(
-            self._backend,
+        return self._prepare_group(
             AttentionInputs(
                 query_starts=[0, *np.cumsum(count).tolist()],
                 kv_lens=lengths.tolist(),

@@ -175,4 +175,4 @@ def _plan(spec: CacheSpec, start: int, count: int) -> Any:
     block = torch.zeros(1, 1, dtype=torch.int32)  # one block holds the sequence
     slots = torch.arange(start, end)
     inputs = AttentionInputs([0, count], [end], block, slots, 1 << 30, spec)
-    return prepare(OneSequenceAttention(), inputs)
+    return prepare(OneSequenceAttention(), reference_ops(), inputs)

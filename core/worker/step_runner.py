@@ -1,6 +1,4 @@
-"""The device work of a step: forward pass, sampling, and the exchange between
-pipeline stages.
-"""
+"""The device work of a step: forward pass, sampling, and the exchange of pipeline stages."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ import torch
 from core.contracts.attention import AttentionBackend, ForwardBatch
 from core.contracts.runners import Stage
 from core.model_spec.parallel import Pipeline
-from core.models.layers.state import prepare
 from core.models.layers.token_exchange import TokenExchange
 from core.step import StepPlan
 from core.worker.batch import InputBatch
@@ -33,6 +30,8 @@ class StepRunner:
     forward: Callable[[ForwardBatch], torch.Tensor]
     """The model, as the platform wraps it."""
     backend: AttentionBackend
+    prepare: Callable[[Any], Any]
+    """Plans the attention or states of a KV group."""
     pipeline: Pipeline
     device: str
     group_of_layer: list[int]
@@ -93,8 +92,7 @@ class StepRunner:
     def forward_batch(self, inputs: StepInputs) -> ForwardBatch:
         batch = self.batch
         groups = batch.gather(inputs)
-        backend = self.backend
-        prepared = {g: prepare(backend, groups[g]) for g in set(self.group_of_layer)}
+        prepared = {g: self.prepare(groups[g]) for g in set(self.group_of_layer)}
         types = self.stage.token_types(inputs) if inputs.rows else None
         rows = inputs.rows
         starts = inputs.starts

@@ -28,7 +28,7 @@ from core.model_spec.kv import KVLayout, RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.kv_cache import make_caches
 from core.models.layers.loading import attention_facts, load_model, read_model, weight_bytes
-from core.models.layers.state import with_spare_blocks
+from core.models.layers.state import prepare, with_spare_blocks
 from core.plugin import Registry
 from core.plugin.call_timer import call_timer
 from core.plugin.entry import construct
@@ -225,6 +225,7 @@ class Worker:
             self._extensions,
             call_timer(self._registry).timed(model_plugin, forward),
             self._backend,
+            partial(prepare, self._backend, self._ops),
             self._pipeline,
             self._device,
             group_of_layer,

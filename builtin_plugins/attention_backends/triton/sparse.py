@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -68,20 +67,14 @@ class TritonIndexPlan(SelectingPlan):
     """The keys of an indexer, as `IndexPlan`."""
 
     def select(
-        self,
-        select_tokens: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        weights: torch.Tensor,
-        key: torch.Tensor,
-        cache: torch.Tensor,
+        self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, cache: torch.Tensor
     ) -> torch.Tensor | None:
         """Write the keys; return positions [num_tokens, top_k]. None: each token sees at most
         `top_k` tokens.
 
-        Of a token that sees fewer, the positions after these are not set. The op is not called: one
-        launch selects for all sequences.
+        Of a token that sees fewer, the positions after these are not set. One launch selects for
+        all sequences.
         """
-        del select_tokens
         if self.plan.slot_tokens is not None:
             key = key[self.plan.slot_tokens]
         write_kv(key[:, None], None, cache[:, None, :, None], self.plan.slots)

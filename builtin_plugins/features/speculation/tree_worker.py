@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from builtin_plugins.speculators.api import (
 )
 from core.api import ConfigError
 from core.model_spec.kv import CrossAttention, RecurrentState, SlidingRows
+from core.models.layers.state import prepare
 
 if TYPE_CHECKING:
     from builtin_plugins.speculators.api import DraftRow, SpeculativeConfig, Speculator
@@ -100,11 +102,12 @@ class TreeSpeculationWorker(SpeculationWorker):
                     f"because {layer.name} has a {type(layer.spec).__name__}. Use "
                     "num_speculative_tokens instead."
                 )
-        self._backend = parts.context.attention
-        if not getattr(self._backend, "slot_tokens", False):
+        backend = parts.context.attention
+        self._prepare = partial(prepare, backend, parts.context.ops)
+        if not getattr(backend, "slot_tokens", False):
             raise ConfigError(
                 f"{FLAG}: got a tree with branches; the attention backend "
-                f"{type(self._backend).__name__} cannot write a token to several slots. Use "
+                f"{type(backend).__name__} cannot write a token to several slots. Use "
                 "another --attention-backend."
             )
         return super().loaded(parts)
@@ -113,7 +116,7 @@ class TreeSpeculationWorker(SpeculationWorker):
         """Remember the batch, and allocate the slots of branches."""
         super().attach(parts)
         self._layers = range(len(parts.model.kv_layers))
-        self._slots = TreeSlots(parts, self._backend, self._layers, self._full_tree)
+        self._slots = TreeSlots(parts, self._prepare, self._layers, self._full_tree)
         self._device = parts.device
 
     # --- before the forward pass

@@ -17,7 +17,12 @@ from core.errors import ModelError
 from core.model_spec.kv import IndexKeys
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
-from core.models.layers.sparse_attention import IndexPlan, LongQueries, SparsePlan, slots_of
+from core.models.layers.sparse_attention import (
+    LongQueries,
+    LongQueriesPlan,
+    SparsePlan,
+    slots_of,
+)
 from core.models.ops.selection import KEYS_PER_PIECE, MAX_PRODUCTS
 
 if TYPE_CHECKING:
@@ -78,7 +83,7 @@ class BlockIndexer(nn.Module):
         return plan.select_blocks(query, key[:, 0], self.cache, self.spec)
 
 
-class BlockIndexPlan(IndexPlan):
+class BlockIndexPlan(LongQueriesPlan):
     """The group of index keys in one step, for all its layers."""
 
     def select_blocks(

@@ -43,7 +43,6 @@ class Indexer(nn.Module):
         self._rotary = rotary
         self._rotate = context.ops.rotary
         self._linear = context.ops.linear
-        self._select_tokens = context.ops.select_tokens
         dtype = str(context.dtype).removeprefix("torch.")
         self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k)
         self.cache: torch.Tensor | None = None
@@ -75,7 +74,7 @@ class Indexer(nn.Module):
         query, key = self._rotated(query, key, positions)
         weights = self._linear(x.float(), self.head_weights)
         assert self.cache is not None, "bind_kv was not called"
-        self.selected = plan.select(self._select_tokens, query, weights, key[:, 0], self.cache)
+        self.selected = plan.select(query, weights, key[:, 0], self.cache)
         return self.selected
 
     def _rotated(

@@ -50,13 +50,29 @@ def long_queries(
     return found
 
 
-class IndexPlan:
+class LongQueriesPlan:
     """The group of index keys in one step, for all its layers."""
 
     def __init__(self, inputs: AttentionInputs, top_k: int) -> None:
         self._inputs = inputs
         self._top_k = top_k
         self._long = long_queries(inputs.query_starts, exact_lengths(inputs), top_k)
+
+    def _write(self, key: torch.Tensor, cache: torch.Tensor) -> None:
+        """Write the keys [num_tokens, size] to the cache."""
+        inputs = self._inputs
+        flat = cache.flatten(0, 1)
+        flat[inputs.slots] = key if inputs.slot_tokens is None else key[inputs.slot_tokens]
+
+
+class IndexPlan(LongQueriesPlan):
+    """The group of index keys in one step; an op selects tokens."""
+
+    def __init__(
+        self, select_tokens: Callable[..., torch.Tensor], inputs: AttentionInputs, top_k: int
+    ) -> None:
+        super().__init__(inputs, top_k)
+        self._select_tokens = select_tokens
         device = inputs.block_table.device
         self._seen = [
             torch.arange(long.end - long.start, device=device) + (long.position + 1)
@@ -64,18 +80,12 @@ class IndexPlan:
         ]
 
     def select(
-        self,
-        select_tokens: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        weights: torch.Tensor,
-        key: torch.Tensor,
-        cache: torch.Tensor,
+        self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, cache: torch.Tensor
     ) -> torch.Tensor | None:
         """Write the keys [num_tokens, size] to the cache; return the positions [n, top_k] that the
         long queries of the step attend to, ascending. None: there are none.
 
-        `select_tokens` is the op; query is [num_tokens, heads, size], weights [num_tokens, heads]
-        float32.
+        Query is [num_tokens, heads, size], weights [num_tokens, heads] float32.
         """
         self._write(key, cache)
         inputs = self._inputs
@@ -84,14 +94,9 @@ class IndexPlan:
             length = long.position + long.end - long.start
             table = inputs.block_table[long.sequence, : -(-length // cache.shape[1])]
             some = slice(long.start, long.end)
-            found.append(select_tokens(query[some], weights[some], cache, table, seen, self._top_k))
+            inputs_of_long = (query[some], weights[some], cache, table, seen)
+            found.append(self._select_tokens(*inputs_of_long, self._top_k))
         return torch.cat(found) if found else None
-
-    def _write(self, key: torch.Tensor, cache: torch.Tensor) -> None:
-        """Write the keys [num_tokens, size] to the cache."""
-        inputs = self._inputs
-        flat = cache.flatten(0, 1)
-        flat[inputs.slots] = key if inputs.slot_tokens is None else key[inputs.slot_tokens]
 
 
 class SparsePlan:

@@ -38,6 +38,7 @@ from core.models.layers.sparse_attention import IndexPlan, SparsePlan
 if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend, AttentionInputs
     from core.contracts.models import BuildContext
+    from core.model_spec.op_table import OpTable
 
 Ints = npt.NDArray[np.int64]
 States = tuple[torch.Tensor, ...]
@@ -74,7 +75,7 @@ def state_dtype(context: BuildContext) -> str:
     return next((dtype for dtype in chosen if dtype != "auto"), "float32")
 
 
-def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> Any:
+def prepare(backend: AttentionBackend, ops: OpTable, inputs: AttentionInputs | StatePlan) -> Any:
     """Return the plan that the layers of one group get in a step."""
     if isinstance(inputs, StatePlan):
         return inputs
@@ -85,7 +86,7 @@ def prepare(backend: AttentionBackend, inputs: AttentionInputs | StatePlan) -> A
             return BlockIndexPlan(inputs, inputs.spec.top_k)
         if inputs.spec.rate > 1 or not inputs.spec.top_k:
             return RowsPlan(inputs)
-        prepare_index = getattr(backend, "prepare_index", IndexPlan)
+        prepare_index = getattr(backend, "prepare_index", partial(IndexPlan, ops.select_tokens))
         return prepare_index(inputs, inputs.spec.top_k)
     if inputs.spec.top_k and not isinstance(inputs.spec, LatentKeys):
         return BlockSparsePlan(backend, inputs, inputs.spec.top_k)

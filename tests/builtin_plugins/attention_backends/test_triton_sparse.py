@@ -87,11 +87,10 @@ def test_selection_equals_the_reference(
     shape = (4 * 128 // block_size, block_size, SIZE)
     caches = [torch.randint(-2, 3, shape, generator=generator).to(dtype)]
     caches.append(caches[0].clone())
-    expected = IndexPlan(inputs, TOP_K).select(
-        select_tokens, query[..., :SIZE], weights, key, caches[0]
-    )
+    reference = IndexPlan(select_tokens, inputs, TOP_K)
+    expected = reference.select(query[..., :SIZE], weights, key, caches[0])
     plan = TritonAttention().prepare_index(inputs, TOP_K)
-    found = plan.select(select_tokens, query[..., :SIZE], weights, key, caches[1])
+    found = plan.select(query[..., :SIZE], weights, key, caches[1])
     assert torch.equal(*caches)
     assert found is not None
     assert expected is not None
@@ -109,7 +108,7 @@ def test_short_sequences_select_nothing() -> None:
     cache = torch.zeros(128, 4, SIZE)
     query = torch.zeros(3, HEADS, SIZE)
     weights = torch.zeros(3, HEADS)
-    assert plan.select(select_tokens, query, weights, torch.ones(3, SIZE), cache) is None
+    assert plan.select(query, weights, torch.ones(3, SIZE), cache) is None
     assert cache.sum() == 3 * SIZE
 
 

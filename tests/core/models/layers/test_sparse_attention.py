@@ -93,9 +93,8 @@ class IndexedSequences:
             block_size=self._size,
             spec=IndexKeys(1, SIZE, "float32", top_k=TOP_K),
         )
-        return IndexPlan(inputs, TOP_K).select(
-            select_tokens, query, weights, key, self._cache
-        ), expected
+        plan = IndexPlan(select_tokens, inputs, TOP_K)
+        return plan.select(query, weights, key, self._cache), expected
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
