@@ -7,6 +7,8 @@ the attention backend.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -129,6 +131,38 @@ class BlockIndexPlan(LongQueriesPlan):
         return torch.cat(found)
 
 
+@dataclass(frozen=True, slots=True)
+class SelectedBlocks:
+    """Long queries of one sequence, and the blocks of keys that they attend to."""
+
+    params: AttentionParams
+    sequence: int
+    """Number of the sequence in the step."""
+    position: int
+    """Position of the first query."""
+    query: torch.Tensor
+    """[n, heads, head_size]."""
+    blocks: torch.Tensor
+    """[n, kv_heads, top_blocks]."""
+    block_size: int
+    """Keys of a block."""
+
+    @property
+    def length(self) -> int:
+        """Number of keys that the last query sees."""
+        return self.position + len(self.query)
+
+    def pieces(self, row_size: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Yield (first position, queries [n, kv_heads, group, head_size], blocks) of pieces that
+        need at most `MAX_GATHERED` elements; `row_size`: elements that a query needs.
+        """
+        size = max(1, MAX_GATHERED // row_size)
+        parts = zip(torch.split(self.query, size), torch.split(self.blocks, size), strict=True)
+        for index, (query, blocks) in enumerate(parts):
+            grouped = query.unflatten(1, (self.params.kv_heads, -1))
+            yield self.position + index * size, grouped, blocks
+
+
 class BlockSparsePlan(SparsePlan):
     """The group of keys and values in one step, for all its layers with an indexer."""
 
@@ -151,88 +185,67 @@ class BlockSparsePlan(SparsePlan):
         for long in self._long:
             count = long.end - long.start
             assert selected is not None, "both groups have the same long queries"
-            blocks = selected[done : done + count]
+            own = SelectedBlocks(
+                params,
+                long.sequence,
+                long.position,
+                query[long.start : long.end],
+                selected[done : done + count],
+                block_size,
+            )
             done += count
-            own = (params, query[long.start : long.end], cache, blocks, block_size)
-            length = long.position + count
-            gathers = count * params.kv_heads * self._top_k < length
+            gathers = count * params.kv_heads * self._top_k < own.length
             attend = self._attend_gathered if gathers else self._attend_masked
-            out[long.start : long.end] = attend(long, *own)
+            out[long.start : long.end] = attend(own, cache)
         return out
 
-    def _attend_gathered(
-        self,
-        long: LongQueries,
-        params: AttentionParams,
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        blocks: torch.Tensor,
-        block_size: int,
-    ) -> torch.Tensor:
+    def _attend_gathered(self, own: SelectedBlocks, cache: torch.Tensor) -> torch.Tensor:
         """Return attention of few queries [n, heads, head_size] to their own copies of keys."""
+        params = own.params
         kv_heads = params.kv_heads
-        within = torch.arange(block_size, device=query.device)
-        row_size = kv_heads * self._top_k * 2 * kv_heads * params.head_size
-        piece = max(1, MAX_GATHERED // row_size)
+        device = own.query.device
+        within = torch.arange(own.block_size, device=device)
         found = []
-        for start in range(0, len(query), piece):
-            some = query[start : start + piece]
-            positions = (blocks[start : start + piece, ..., None] * block_size + within).flatten(2)
-            at = torch.arange(len(some), device=query.device) + long.position + start
+        row_size = kv_heads * self._top_k * 2 * kv_heads * params.head_size
+        for first, query, blocks in own.pieces(row_size):
+            positions = (blocks[..., None] * own.block_size + within).flatten(2)
+            at = torch.arange(len(query), device=device) + first
             is_visible = positions <= at[:, None, None]
             positions = torch.where(is_visible, positions, 0)
-            pages = self._read(params, cache, long.sequence, positions.flatten(), query.dtype)
+            pages = self._read(own, cache, positions.flatten())
             pages = pages.reshape(*positions.shape, 2, kv_heads, -1).diagonal(dim1=1, dim2=4)
             keys, values = pages.permute(2, 0, 4, 1, 3)  # of each query, [n, kv_heads, keys, size]
-            grouped = some.reshape(len(some), kv_heads, -1, params.head_size)
-            found.append(_attend(params, grouped, keys, values, is_visible[:, :, None]))
+            found.append(_attend(params, query, keys, values, is_visible[:, :, None]))
         return torch.cat(found).flatten(1, 2)
 
-    def _attend_masked(
-        self,
-        long: LongQueries,
-        params: AttentionParams,
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        blocks: torch.Tensor,
-        block_size: int,
-    ) -> torch.Tensor:
+    def _attend_masked(self, own: SelectedBlocks, cache: torch.Tensor) -> torch.Tensor:
         """Return attention of many queries [n, heads, head_size] to the whole context, with a mask
         of the keys that they do not attend to.
         """
-        length = long.position + len(query)
-        positions = torch.arange(length, device=query.device)
-        pages = self._read(params, cache, long.sequence, positions, query.dtype)
+        params = own.params
+        length = own.length
+        positions = torch.arange(length, device=own.query.device)
+        pages = self._read(own, cache, positions)
         keys, values = pages.permute(1, 2, 0, 3)[:, :, None]  # [kv_heads, 1, length, size]
-        num_blocks = -(-length // block_size)
-        piece = max(1, MAX_GATHERED // (params.heads * length))
+        num_blocks = -(-length // own.block_size)
         found = []
-        for start in range(0, len(query), piece):
-            some = query[start : start + piece]
-            own = blocks[start : start + piece]
-            chosen = torch.zeros(*own.shape[:2], num_blocks, dtype=torch.bool, device=query.device)
-            mask = chosen.scatter(-1, own, value=True).repeat_interleave(block_size, dim=-1)
-            at = positions[long.position + start :][: len(some), None]
+        for first, query, blocks in own.pieces(params.heads * length):
+            chosen = blocks.new_zeros(*blocks.shape[:2], num_blocks, dtype=torch.bool)
+            mask = chosen.scatter(-1, blocks, value=True).repeat_interleave(own.block_size, dim=-1)
+            at = positions[first : first + len(query), None]
             mask = mask[..., :length] & (positions <= at)[:, None]
-            grouped = some.reshape(len(some), params.kv_heads, -1, params.head_size).permute(
-                1, 2, 0, 3
-            )
-            out = _attend(params, grouped, keys, values, mask.transpose(0, 1)[:, None])
+            by_head = query.permute(1, 2, 0, 3)
+            out = _attend(params, by_head, keys, values, mask.transpose(0, 1)[:, None])
             found.append(out.permute(2, 0, 1, 3).flatten(1, 2))
         return torch.cat(found)
 
     def _read(
-        self,
-        params: AttentionParams,
-        cache: torch.Tensor,
-        sequence: int,
-        positions: torch.Tensor,
-        dtype: torch.dtype,
+        self, own: SelectedBlocks, cache: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """Return keys and values [n, 2, kv_heads, head_size] of a sequence's positions [n]."""
-        table = self._inputs.block_table[sequence : sequence + 1]
+        table = self._inputs.block_table[own.sequence : own.sequence + 1]
         slots = slots_of(table, positions[None], self._inputs.block_size)[0]
-        found: torch.Tensor = self._backend.read_kv(params, cache, slots, dtype)
+        found: torch.Tensor = self._backend.read_kv(own.params, cache, slots, own.query.dtype)
         return found
 
 
