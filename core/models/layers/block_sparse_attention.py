@@ -159,7 +159,7 @@ class SelectedBlocks:
         size = max(1, MAX_GATHERED // row_size)
         parts = zip(torch.split(self.query, size), torch.split(self.blocks, size), strict=True)
         for index, (query, blocks) in enumerate(parts):
-            grouped = query.unflatten(1, (self.params.kv_heads, -1))
+            grouped = query.view(len(query), self.params.kv_heads, -1, self.params.head_size)
             yield self.position + index * size, grouped, blocks
 
 
