@@ -83,7 +83,7 @@ def make_float_ops(
 
 def write_rows(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: ScaledFloats) -> None:
     """Write rows from `first` on of a weight with `rows` rows."""
-    factors = floats.global_scales if isinstance(ops, QuantizedOps) and ops.has_factors else None
+    factors = floats.global_scales if getattr(ops, "has_factors", False) else None
     scales = floats.full_scales() if factors is None else floats.scales
     scales = repeat_scales(scales, floats.shape[1], floats.group_size, ops.group)
     if floats.codebook is not None and isinstance(ops, FloatOps):
@@ -97,8 +97,9 @@ def write_rows(ops: Ops, weight: torch.Tensor, rows: int, first: int, floats: Sc
         ops.pack_codes(weight, rows, first, floats.values, scales)
     else:  # doubled FP4 numbers are integers
         codes = _twice(floats.values)
-        if isinstance(ops, QuantizedOps) and factors is not None:
-            ops.pack_codes(weight, rows, first, codes, scales, factors=factors / 2)
+        if factors is not None:
+            of_factors: Any = ops
+            of_factors.pack_codes(weight, rows, first, codes, scales, factors=factors / 2)
         else:
             ops.pack_codes(weight, rows, first, codes, scales / 2)
 

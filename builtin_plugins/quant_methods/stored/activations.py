@@ -170,17 +170,21 @@ def warn_unsupported(field: str, facts: Any) -> None:
 
 MX_GROUP: Final = 32
 """Adjacent numbers of MX floats that share a scale."""
+NV_GROUP: Final = 16
+"""Adjacent numbers of NVFP4 that share a scale."""
 
 
 def kernel_bits(scheme: ActivationScheme | None, number: str) -> int:
-    """Return the bits to which kernels that multiply `number` may round rows: 4 (MXFP4), 8, or 16.
+    """Return the bits to which kernels that multiply `number` may round rows: 4 (MXFP4 or NVFP4),
+    8, or 16.
 
     Kernels compute a scale per row or finer; for floats, this is finer than static scales, too.
     """
     if scheme is None or scheme.number != number:
         return 16
     if number == "fp4":
-        return 4 if scheme.scale_kind == "e8m0" and scheme.group_size == MX_GROUP else 16
+        kind = scheme.scale_kind, scheme.group_size
+        return 4 if kind in (("e8m0", MX_GROUP), ("e4m3", NV_GROUP)) else 16
     if scheme.scale_kind != "float":
         return 16
     is_per_row = scheme.is_symmetric and not scheme.static and scheme.group_size <= 0

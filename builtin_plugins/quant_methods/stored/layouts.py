@@ -55,7 +55,8 @@ class LayoutSpec:
     spans_rows: bool = False
     """Groups continue from one row to the next: a row may end inside a group."""
     activation_bits: int = 16
-    """Bits that the checkpoint expects inputs to be rounded to, with one scale per row; 4: MXFP4.
+    """Bits that the checkpoint expects inputs to be rounded to, with one scale per row; 4: FP4 with
+    the kind and groups of the weight's scales.
 
     Float32 inputs are never rounded.
     """

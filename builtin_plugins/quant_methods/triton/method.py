@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from core_kernels.triton.block_scaled import BlockScaledOps
 from core_kernels.triton.int8_mm import ScaledIntOps
+from core_kernels.triton.nvfp4 import NvFp4Ops
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, QuantizedOps
 from core_kernels.triton.scaled_mm import ScaledFloatOps
 from torch import nn
@@ -80,8 +81,9 @@ class TritonLinear(PlainLinear):
                 return None
             of_ints: Any = ScaledIntOps if _quantizes_inputs(spec) else _ints(spec)
             return ints.PackedInts(of_ints)
-        if self._block_scaled and _is_block_scaled(spec):
-            return floats.PackedFloats(_block_scaled_ops)
+        of_blocks = _block_scaled_ops(spec) if self._block_scaled else None
+        if of_blocks is not None:
+            return floats.PackedFloats(of_blocks)
         make = _floats(spec, self._of_floats if spec.activation_bits <= 8 else FloatOps)
         return None if make is None else floats.PackedFloats(make)
 
@@ -115,17 +117,24 @@ def _quantizes_inputs(spec: LayoutSpec) -> bool:
     return is_plain and spec.activation_bits == spec.bits == 8 and spec.group_size <= 0
 
 
-def _is_block_scaled(spec: LayoutSpec) -> bool:
-    """Return whether weights and inputs are MXFP4."""
+def _block_scaled_ops(spec: LayoutSpec) -> floats.MakeOps | None:
+    """Return a factory of the kernels of weights and inputs in MXFP4 or NVFP4; None: in others."""
     is_plain = not (spec.has_zeros or spec.has_g_idx or spec.has_codebook or spec.spans_rows)
-    sizes = spec.bits, spec.activation_bits, spec.group_size
-    return is_plain and spec.has_e8m0_scales and sizes == (4, 4, BlockScaledOps.group)
+    if not is_plain or (spec.bits, spec.activation_bits) != (4, 4):
+        return None
+    if spec.has_e8m0_scales and spec.group_size == BlockScaledOps.group:
+        return _of_any(BlockScaledOps)
+    if spec.has_global_scales and spec.group_size == NvFp4Ops.group:
+        return _of_any(NvFp4Ops)
+    return None
 
 
-def _block_scaled_ops(floats: ScaledFloats | None) -> Any:
-    """Return the kernels of MXFP4."""
-    del floats
-    return BlockScaledOps()
+def _of_any(kind: Callable[[], Any]) -> floats.MakeOps:
+    def make(stored: ScaledFloats | None) -> Any:
+        del stored  # all floats of the format have the same kernels
+        return kind()
+
+    return make
 
 
 def _ints(spec: LayoutSpec) -> ints.MakeOps:

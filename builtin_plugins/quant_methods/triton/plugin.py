@@ -29,7 +29,7 @@ def engine_quant_methods() -> list[Entry]:
         Entry(
             "triton_block_scaled",
             f"{FOLDER}:BlockScaledWeights",
-            "the same, with MXFP4 products by Triton for checkpoints made for MXFP4 activations",
+            "the same, with FP4 products by Triton for checkpoints of MXFP4 or NVFP4 activations",
             priority=30,
             when={"triton": [True], "capability": range(100, 200), "dtype": ["bfloat16"]},
             gives=gives,

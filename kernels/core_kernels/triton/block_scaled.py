@@ -41,7 +41,7 @@ class BlockScaled(NamedTuple):
     codes: Tensor
     """uint8 [n, bytes of a row]"""
     exponents: Tensor
-    """uint8 [n, groups]: of scales, with a bias of 127."""
+    """uint8 [n, groups]: of scales, with a bias of 127; or the scales, float8_e4m3fn."""
 
 
 class BlockScaledOps:
@@ -82,14 +82,10 @@ class BlockScaledOps:
             )
         if weight.is_meta:  # memory plan: no data
             return
-        known = torch.tensor(FOUR_BIT_FLOATS, device=codes.device)
-        stored = torch.searchsorted(known, codes.abs().long()).to(torch.uint8)
-        stored |= (codes < 0).to(torch.uint8) << 3
         views = self.parts(weight, rows, width)
-        padded = pad(stored, (0, 2 * views.codes.shape[1] - width)).view(count, -1, 2)
         exponents = torch.frexp(scales.float()).exponent  # mantissa 0.5: of the whole scale
         own = slice(first, first + count)
-        views.codes[own] = (padded[..., 0] | padded[..., 1] << 4).to(weight.device)
+        views.codes[own] = packed(codes, views.codes.shape[1]).to(weight.device)
         raw = (exponents + EXPONENT_BIAS.value).clamp(0, LARGEST_BYTE.value).to(torch.uint8)
         views.exponents[own] = pad(raw, (0, views.exponents.shape[1] - groups)).to(weight.device)
 
@@ -104,35 +100,62 @@ class BlockScaledOps:
         """Return x @ weight.T, [..., rows]. `order`: index into x for each column of the weight."""
         x = x if order is None else x[..., order]
         flat = x.reshape(-1, x.shape[-1])
-        count, width = flat.shape
+        width = flat.shape[1]
         views = self.parts(weight, rows, width)
         if x.dtype is torch.float32:
             return x @ decoded(views, width).T
         out = x.new_empty(*x.shape[:-1], rows)
         if not out.numel():
             return out
-        rounded = round_rows(flat)
-        block = min(MAX_ROWS, next_power_of_2(count, MIN_DOT_SIZE))
-
-        def launch(config: LaunchConfig) -> None:
-            _block_scaled_product[triton.cdiv(rows, config.columns), triton.cdiv(count, block)](
-                *views, *rounded, views.codes.stride(0), views.exponents.stride(0), out, count,
-                rows,
-                ROWS=block, COLUMNS=config.columns, INNER=INNER, GROUP=GROUP.value,
-                num_warps=config.warps, num_stages=config.stages,
-            )  # fmt: skip
-
-        AUTOTUNE.launch(x.device, (row_bucket(count), rows, width, str(x.dtype)), launch)
+        multiply(views, round_rows(flat), out)
         return out
+
+
+def multiply(
+    weight: BlockScaled,
+    x: BlockScaled,
+    out: Tensor,
+    factors: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> None:
+    """Write x @ weight.T to out [..., rows]; `factors`: of the rows of the weight and of x."""
+    rows, width = weight.codes.shape
+    count = len(x.codes)
+    group = 2 * width // weight.exponents.shape[1]
+    block = min(MAX_ROWS, next_power_of_2(count, MIN_DOT_SIZE))
+
+    def launch(config: LaunchConfig) -> None:
+        _block_scaled_product[triton.cdiv(rows, config.columns), triton.cdiv(count, block)](
+            *weight, *x, weight.codes.stride(0), weight.exponents.stride(0), out, count, rows,
+            *factors,
+            ROWS=block, COLUMNS=config.columns, INNER=INNER, GROUP=group,
+            num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+
+    AUTOTUNE.launch(out.device, (row_bucket(count), rows, width, group, str(out.dtype)), launch)
+
+
+def packed(codes: Tensor, row_bytes: int) -> Tensor:
+    """Return doubled floats [n, width] of `FOUR_BIT_FLOATS`, int8, as bytes of two codes."""
+    known = torch.tensor(FOUR_BIT_FLOATS, device=codes.device)
+    stored = torch.searchsorted(known, codes.abs().long()).to(torch.uint8)
+    stored |= (codes < 0).to(torch.uint8) << 3
+    pairs = pad(stored, (0, 2 * row_bytes - codes.shape[1])).view(len(codes), -1, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4
 
 
 def decoded(rows: BlockScaled, width: int) -> Tensor:
     """Return the numbers [n, width] in float32."""
-    positive = torch.tensor(FOUR_BIT_FLOATS, dtype=torch.float32, device=rows.codes.device) / 2
-    numbers = torch.cat([positive, -positive])
-    nibbles = torch.stack([rows.codes & 15, rows.codes >> 4], -1).flatten(1)
     scales = torch.exp2(rows.exponents.float() - EXPONENT_BIAS.value)
-    return (numbers[nibbles.int()] * scales.repeat_interleave(GROUP.value, 1))[:, :width]
+    return scaled(rows.codes, scales, width)
+
+
+def scaled(codes: Tensor, scales: Tensor, width: int) -> Tensor:
+    """Return the numbers [n, width] of bytes of two codes times the scales [n, groups]."""
+    positive = torch.tensor(FOUR_BIT_FLOATS, dtype=torch.float32, device=codes.device) / 2
+    numbers = torch.cat([positive, -positive])
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+    group = nibbles.shape[1] // scales.shape[1]
+    return (numbers[nibbles.int()] * scales.repeat_interleave(group, 1))[:, :width]
 
 
 def round_rows(x: Tensor) -> BlockScaled:
@@ -157,7 +180,7 @@ def _row_bytes(width: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _nearest(x):
+def nearest(x):
     """Return the codes of the nearest E2M1 floats, ties to even."""
     size = tl.abs(x)
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
@@ -183,7 +206,7 @@ def _round_block_scaled(
     exponent = tl.maximum((highest >> 23) - LARGEST_EXPONENT, 1)
     exponent = tl.where(highest >= 0x7F800000, LARGEST_BYTE + 1, exponent)
     scale = (tl.minimum(exponent, LARGEST_BYTE) << 23).to(tl.float32, bitcast=True)
-    found = _nearest(tl.where(read == read, read, 0.0) / scale[:, None])
+    found = nearest(tl.where(read == read, read, 0.0) / scale[:, None])
     low, high = tl.split(tl.reshape(found, (GROUPS, GROUP // 2, 2)))
     byte = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
     to = codes + row * row_bytes + byte
@@ -194,11 +217,13 @@ def _round_block_scaled(
 @triton.jit(do_not_specialize=["count"])
 def _block_scaled_product(
     codes, exponents, x_codes, x_exponents, row_bytes, groups, out, count, rows,
+    factors, x_factors,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program: some rows of the weight by some rows of x.
 
-    The weight is the left operand: its tile has as many rows as the matrix units take.
+    The weight is the left operand: its tile has as many rows as the matrix units take. Scales are
+    exponents in bytes, or e4m3 with a factor of each row.
     """
     row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     index = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -216,8 +241,11 @@ def _block_scaled_product(
     for step in range(row_bytes // (INNER // 2)):
         weight = tl.load(weight_at + step * (INNER // 2), mask=there, other=0)
         read = tl.load(x_at + step * (INNER // 2), mask=mine, other=0)
-        of_weight = tl.load(weight_scale_at + step * (INNER // GROUP), mask=there, other=0)
-        of_x = tl.load(x_scale_at + step * (INNER // GROUP), mask=mine, other=0)
+        of_weight = tl.load(weight_scale_at + step * (INNER // GROUP), mask=there, other=0.0)
+        of_x = tl.load(x_scale_at + step * (INNER // GROUP), mask=mine, other=0.0)
         total = tl.dot_scaled(weight, of_weight, "e2m1", tl.trans(read), of_x, "e2m1", total)
+    if factors is not None:
+        total *= tl.load(factors + row, mask=row < rows, other=0.0)[:, None]
+        total *= tl.load(x_factors + index, mask=index < count, other=0.0)[None, :]
     to = out + x_index * rows + row[None, :]
     tl.store(to, tl.trans(total).to(out.dtype.element_ty), mask=mine & (row < rows)[None, :])

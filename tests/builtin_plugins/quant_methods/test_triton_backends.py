@@ -12,6 +12,7 @@ import torch
 from core_kernels.triton import int8_mm, scaled_mm
 from core_kernels.triton.block_scaled import BlockScaledOps
 from core_kernels.triton.int8_mm import ScaledIntOps
+from core_kernels.triton.nvfp4 import NvFp4Ops
 from core_kernels.triton.quantized import FloatOps, QuantizedOps
 from core_kernels.triton.quantized_rows import round_rows
 from core_kernels.triton.scaled_mm import ScaledFloatOps
@@ -38,6 +39,7 @@ from core.models.layers.linear import Linear, Slice
 from core.models.layers.weights import WeightMap
 from core.models.ops.table import reference_ops
 from core.testing.one_sequence import Session, plain_context, read_config
+from tests.builtin_plugins.quant_methods.writers import activations as activation_writers
 from tests.builtin_plugins.quant_methods.writers import compressed_tensors as compressed_writers
 from tests.builtin_plugins.quant_methods.writers import float_formats as float_formats_writers
 from tests.builtin_plugins.quant_methods.writers import mxfp4 as mxfp4_writers
@@ -49,6 +51,7 @@ from tests.builtin_plugins.quant_methods.writers.model import (
     quantize,
     whole,
 )
+from tests.kernels.triton.interpreted_scales import read_e4m3_scales
 
 
 def of_model(architecture: str, name: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,6 +219,45 @@ def test_mxfp4_with_mxfp4_inputs_is_multiplied_by_blocks_where_the_device_can() 
         (BlockScaledWeights(), replace(spec, group_size=16), QuantizedOps),
     ):
         assert type(weights.linear("layer").backend_for(own)._ops) is ops  # type: ignore[attr-defined]
+
+
+def test_nvfp4_with_nvfp4_inputs_is_multiplied_by_blocks_where_the_device_can() -> None:
+    spec: LayoutSpec = float_formats_writers.modelopt("NVFP4").format_of("a").layout_spec
+    assert (spec.activation_bits, spec.group_size) == (4, 16)
+    for weights, own, ops in (
+        (BlockScaledWeights(), spec, NvFp4Ops),
+        (Float8Weights(), spec, QuantizedOps),
+        (BlockScaledWeights(), replace(spec, activation_bits=16), QuantizedOps),
+        (BlockScaledWeights(), replace(spec, has_global_scales=False), QuantizedOps),
+    ):
+        backend = weights.linear("layer").backend_for(own)
+        assert type(backend._ops) is ops  # type: ignore[attr-defined]
+        assert backend.rounds_inputs() is (ops is NvFp4Ops)  # type: ignore[union-attr]
+
+
+def test_nvfp4_layers_round_their_inputs_as_the_checkpoint_specifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_e4m3_scales(monkeypatch)
+    write, make = activation_writers.MODELOPT["NVFP4"]
+    stored, _ = quantize(plain_tensors(LLAMA, tmp_path), write)
+
+    def layers(plain: Any, mode: str) -> dict[str, Linear]:
+        quant = make(activation_writers.engine(mode))
+        context = replace(plain_context(dtype=torch.bfloat16), quant=quant, plain=plain)
+        decoder = Decoder(llama.spec(read_config(tmp_path)), context)
+        decoder.load_weights(stored.items())
+        return {
+            name: module
+            for name, module in decoder.layers[0].named_modules()
+            if isinstance(module, Linear)
+        }
+
+    by_formula = layers(TritonWeights(), "on")
+    for name, layer in layers(BlockScaledWeights(), "auto").items():
+        x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0))
+        found, expected = (each(x.bfloat16()).float() for each in (layer, by_formula[name]))
+        assert (found - expected).norm() <= 0.01 * expected.norm(), name
 
 
 @pytest.mark.slow
