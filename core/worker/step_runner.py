@@ -1,4 +1,6 @@
-"""The device work of a step: forward pass, sampling, and the exchange of pipeline stages."""
+"""The device work of a step: forward pass, sampling, and the exchange between
+pipeline stages.
+"""
 
 from __future__ import annotations
 
