@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from core.api import ConfigError, EngineConfig, InvalidRequest
 from core.api.config import read_option_text
 from core.api.models import ModelSource
 from core.api.serving import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _RESERVED = (
     "messages",
@@ -83,6 +86,12 @@ class JinjaRenderer:
         self._keeps_special = bool(config.options.get("allow_special_tokens_in_text"))
         self._control = ControlTexts({} if self._keeps_special else _control_texts(tokenizer))
         self._templates = _templates(tokenizer.chat_template, config.model.chat_template)
+        if not self._templates and config.model.runner != "pooling":
+            log.info(
+                "%s has no chat template: chats are refused. Give --chat-template FILE to serve "
+                "them",
+                source.name,
+            )
         for template in self._templates.values():
             try:
                 self._compile(template)

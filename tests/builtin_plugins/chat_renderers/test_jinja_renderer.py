@@ -236,6 +236,16 @@ def test_model_without_template_error_names_flag():
         renderer(None).render(USER)
 
 
+def test_model_without_template_is_named_at_startup(caplog):
+    with caplog.at_level("INFO"):
+        renderer()
+        assert not caplog.messages
+        renderer(None)
+    assert caplog.messages == [
+        "m has no chat template: chats are refused. Give --chat-template FILE to serve them"
+    ]
+
+
 def test_template_kwargs_reject_request_fields():
     with pytest.raises(InvalidRequest, match="chat_template_kwargs"):
         renderer().render(USER, template_kwargs={"messages": []})
