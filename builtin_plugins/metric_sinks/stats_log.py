@@ -37,7 +37,10 @@ class _Totals:
     """Totals since the start."""
 
     prompt: int = 0
+    """Tokens of prompts with a delivered output token."""
     generated: int = 0
+    computed: int = 0
+    """Positions of prompts and outputs, also of prompts that are not complete yet."""
     queried: int = 0
     cached: int = 0
     preemptions: int = 0
@@ -70,6 +73,7 @@ class StatsLog:
             last.num_running or last.num_waiting for last in self._last_steps.values()
         )
         self._last_s = now_s if is_busy else None
+        self._now.computed += stats.computed_tokens
         self._now.queried += stats.queried_tokens
         self._now.cached += stats.cached_tokens
         self._now.preemptions += stats.preemptions
@@ -95,12 +99,13 @@ class StatsLog:
         if queried:
             hits = f"{100 * (now.cached - before.cached) / queried:.1f}% hits"
         log.info(
-            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s; "
-            "KV cache %.1f%% used, prefix cache %s, %d preemptions",
+            "%d running, %d waiting; prompts %.1f tokens/s, answers %.1f tokens/s, "
+            "computed %.1f tokens/s; KV cache %.1f%% used, prefix cache %s, %d preemptions",
             sum(last.num_running for last in engines),
             sum(last.num_waiting for last in engines),
             (now.prompt - before.prompt) / busy_s,
             (now.generated - before.generated) / busy_s,
+            (now.computed - before.computed) / busy_s,
             100 * sum(last.kv_usage for last in engines) / len(engines),
             hits,
             now.preemptions - before.preemptions,

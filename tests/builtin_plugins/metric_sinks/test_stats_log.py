@@ -49,7 +49,8 @@ def test_stats_log_writes_line_per_interval(logged: Logged) -> None:
     assert not logged.lines
     logged.step(1.0, running=3)
     assert logged.lines == [
-        "3 running, 0 waiting; prompts 10.0 tokens/s, answers 20.0 tokens/s; KV cache 25.0% used, "
+        "3 running, 0 waiting; prompts 10.0 tokens/s, answers 20.0 tokens/s, "
+        "computed 0.0 tokens/s; KV cache 25.0% used, "
         "prefix cache 40.0% hits, 1 preemptions"
     ]
 
@@ -61,6 +62,12 @@ def test_stats_log_counts_since_last_line(logged: Logged) -> None:
     logged.step(10.0)
     assert "answers 5.0 tokens/s" in logged.lines[1]
     assert "prefix cache not used, 0 preemptions" in logged.lines[1]
+
+
+def test_long_prompt_is_counted_while_it_is_computed(logged: Logged) -> None:
+    logged.step(5.0, computed_tokens=2048)
+    logged.step(5.0, computed_tokens=2048)
+    assert "prompts 0.0 tokens/s, answers 0.0 tokens/s, computed 409.6 tokens/s" in logged.lines[0]
 
 
 def test_idle_time_is_not_counted(logged: Logged) -> None:
@@ -96,6 +103,7 @@ def test_line_sums_up_several_engines(logged: Logged) -> None:
     assert not logged.lines
     logged.step(2.0, running=2, engine=1)
     assert logged.lines == [
-        "5 running, 0 waiting; prompts 0.0 tokens/s, answers 20.0 tokens/s; KV cache 25.0% used, "
+        "5 running, 0 waiting; prompts 0.0 tokens/s, answers 20.0 tokens/s, "
+        "computed 0.0 tokens/s; KV cache 25.0% used, "
         "prefix cache 50.0% hits, 1 preemptions"
     ]
