@@ -250,7 +250,8 @@ class InputRounding:
 def mode_of(config: EngineConfig | None) -> str:
     """Return the value of `--activation-quantization`."""
     options = {} if config is None else config.options
-    return options.get("activation_quantization") or "auto"
+    mode: str = options.get("activation_quantization") or "auto"
+    return mode
 
 
 def check_unset(mode: str) -> None:
