@@ -26,7 +26,22 @@ OTHERS = ["Gemma2ForCausalLM", "GptOssForCausalLM", "MistralForCausalLM", "Qwen3
 Answer = list[tuple[int, list[tuple[int, float]]]]
 STATEFUL = {*LINEAR, *RECURRENT} - {"Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"}
 """Architectures with recurrent layers: their scans depend on the length of a chunk."""
-STATELESS = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE} - STATEFUL - {*FAMILIES, *OTHERS})
+PLAIN_PRODUCTS = {
+    "DeepseekV4ForCausalLM",
+    "HYV4ForCausalLM",
+    "Inkling2ForCausalLM",
+    "InklingForCausalLM",
+    "ZayaForCausalLM",
+}
+"""Architectures with hyper-connections, relative biases, or convolutions over queries and keys:
+torch's own products compute them.
+"""
+STATELESS = sorted(
+    {*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE}
+    - STATEFUL
+    - PLAIN_PRODUCTS
+    - {*FAMILIES, *OTHERS, "Plamo2ForCausalLM"}  # Plamo 2 has Mamba layers
+)
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ library on this machine")
 
