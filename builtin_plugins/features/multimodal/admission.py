@@ -60,7 +60,7 @@ class MultimodalAdmission:
         self._facts: TowerFacts | None = None
 
     def attach(self, context: AdmissionContext) -> None:
-        """Read the tower's facts, and start the input processor."""
+        """Read the tower's facts, and start the input processor if images are allowed."""
         facts = context.facts.get(NAME)
         self._context = context
         self.unsupported = dict.fromkeys(
@@ -76,6 +76,11 @@ class MultimodalAdmission:
             self.fields = (KWARGS,)
         model = LocalModel(self._registry, [self._config.model.model])
         self._reader = RequestItemReader(self._facts, self._settings, model)
+        media_counters(self._registry).append(self)
+        if self._settings.max_images:
+            self._start_processor()
+
+    def _start_processor(self) -> None:
         # Imported lazily: it needs pyzmq, and text models do without.
         from builtin_plugins.features.multimodal.processor_host import (
             ProcessorHost,
@@ -85,7 +90,6 @@ class MultimodalAdmission:
         self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
         processor_hosts(self._registry).append(self._host)
         self._host.wait_until_ready()
-        media_counters(self._registry).append(self)
 
     def applies_to(self, request: PendingRequest) -> bool:
         """Return whether the request has items, or placeholders without items."""
