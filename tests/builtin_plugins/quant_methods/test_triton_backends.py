@@ -222,7 +222,8 @@ def test_mxfp4_with_mxfp4_inputs_is_multiplied_by_blocks_where_the_device_can() 
 
 
 def test_nvfp4_with_nvfp4_inputs_is_multiplied_by_blocks_where_the_device_can() -> None:
-    spec: LayoutSpec = float_formats_writers.modelopt("NVFP4").format_of("a").layout_spec
+    stored: Any = float_formats_writers.modelopt("NVFP4").format_of("a")
+    spec: LayoutSpec = stored.layout_spec
     assert (spec.activation_bits, spec.group_size) == (4, 16)
     for weights, own, ops in (
         (BlockScaledWeights(), spec, NvFp4Ops),
@@ -230,9 +231,10 @@ def test_nvfp4_with_nvfp4_inputs_is_multiplied_by_blocks_where_the_device_can() 
         (BlockScaledWeights(), replace(spec, activation_bits=16), QuantizedOps),
         (BlockScaledWeights(), replace(spec, has_global_scales=False), QuantizedOps),
     ):
-        backend = weights.linear("layer").backend_for(own)
-        assert type(backend._ops) is ops  # type: ignore[attr-defined]
-        assert backend.rounds_inputs() is (ops is NvFp4Ops)  # type: ignore[union-attr]
+        method: Any = weights.linear("layer")
+        backend = method.backend_for(own)
+        assert type(backend._ops) is ops
+        assert backend.rounds_inputs() is (ops is NvFp4Ops)
 
 
 def test_nvfp4_layers_round_their_inputs_as_the_checkpoint_specifies(
@@ -245,7 +247,7 @@ def test_nvfp4_layers_round_their_inputs_as_the_checkpoint_specifies(
     def layers(plain: Any, mode: str) -> dict[str, Linear]:
         quant = make(activation_writers.engine(mode))
         context = replace(plain_context(dtype=torch.bfloat16), quant=quant, plain=plain)
-        decoder = Decoder(llama.spec(read_config(tmp_path)), context)
+        decoder: Any = Decoder(llama.spec(read_config(tmp_path)), context)
         decoder.load_weights(stored.items())
         return {
             name: module
