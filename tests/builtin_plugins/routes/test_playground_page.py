@@ -1013,6 +1013,70 @@ def test_first_load_transfers_less_than_400_kb(page: Page) -> None:
     assert sum(size for _, size in files) <= 400_000, files
 
 
+RECORD_FRAMES = """
+window.gaps = []; window.tasks = [];
+new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((e) => e.duration)))
+  .observe({ type: "longtask" });
+(function next(last, now) {
+  if (last) window.gaps.push(now - last);
+  requestAnimationFrame((then) => next(now, then));
+})();
+0
+"""
+
+
+STREAM = """
+window.before ??= window.fetch;
+window.fetch = (path, options) => {
+  if (!String(path).includes("chat/completions")) return window.before(path, options);
+  const pieces = TEXT.match(/[^]{1,4}/g);
+  const encoder = new TextEncoder();
+  const event = (fields) => encoder.encode(`data: ${JSON.stringify(fields)}\\n\\n`);
+  const choice = (fields) => event({ choices: [{ index: 0, delta: {}, ...fields }] });
+  let next = 0;
+  const body = new ReadableStream({ async pull(stream) {
+    await new Promise((go) => setTimeout(go, 10));
+    for (const end = next + 10; next < Math.min(end, pieces.length); next += 1)
+      stream.enqueue(choice({ delta: { content: pieces[next] } }));
+    if (next < pieces.length) return;
+    stream.enqueue(choice({ finish_reason: "stop" }));
+    stream.enqueue(encoder.encode("data: [DONE]\\n\\n"));
+    stream.close();
+  }});
+  return Promise.resolve(new Response(body, { headers: { "content-type": "text/event-stream" } }));
+};
+0
+"""
+"""Answers with ten tokens of four characters each 10 ms."""
+
+
+@pytest.mark.bench
+def test_frames_of_ten_thousand_tokens_are_measured(page: Page) -> None:
+    text = (f"{MARKDOWN}\n\n" * (40_000 // len(MARKDOWN) + 1))[:40_000]
+    page.value(STREAM.replace("TEXT", json.dumps(text)))
+    page.value(RECORD_FRAMES)
+    ask(page, "ten thousand tokens")
+    gaps = page.value("window.gaps")
+    tasks = page.value("window.tasks")
+    print(f"{len(gaps)} frames, longest {max(gaps):.0f} ms, {sum(gaps) / 1000:.1f} s")
+    print(f"{len(tasks)} tasks over 50 ms:", *(f"{each:.0f}" for each in tasks))
+
+
+@pytest.mark.bench
+def test_first_paint_takes_at_most_300_ms(page: Page) -> None:
+    page.send("Network.enable")
+    page.send("Network.setCacheDisabled", cacheDisabled=True)
+    times = []
+    for _ in range(5):
+        reload(page, key="")
+        entries = "performance.getEntriesByName('first-contentful-paint')"
+        page.until(f"{entries}.length")
+        times.append(page.value(f"{entries}[0].startTime"))
+    page.send("Network.setCacheDisabled", cacheDisabled=False)
+    print("first paint in ms:", *(f"{each:.0f}" for each in times))
+    assert max(times) <= 300
+
+
 def test_console_is_clean(page: Page) -> None:
     ask(page, "think")
     ask(page, "markdown")
