@@ -5,7 +5,8 @@
 The effect is the mean change of log-probabilities of held-out answers against unrounded inputs:
 of a simulation (rounded inputs times dequantized weights, float32, sharing no code with the
 engine), of the layers with torch and with the CPU kernels in float32, and of the kernels in
-bfloat16, against unrounded inputs in bfloat16. A ratio of 1 is the simulation's own effect.
+bfloat16, against unrounded inputs in bfloat16. A ratio of 1 is the simulation's own effect, in
+bfloat16 that of the simulation in bfloat16, which has the noise of that type as well.
 """
 
 from __future__ import annotations
@@ -79,8 +80,18 @@ def row(name: str, case: Any, ids: Sequence[int], tensors: Tensors) -> str:
     (write, method), extra, simulate = case
     stored, dequantized = quantize(tensors, write)
     stored = with_activations(stored, extra)
-    exact = logprobs(ids, dequantized)
-    own = (logprobs(ids, dequantized, Simulated(simulate)) - exact).abs().mean()
+    simulated = Simulated(lambda x: simulate(x.float()).to(x.dtype))
+    own = {
+        dtype: float(
+            (
+                logprobs(ids, dequantized, simulated, dtype=dtype)
+                - logprobs(ids, dequantized, dtype=dtype)
+            )
+            .abs()
+            .mean()
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    }
     ways = {
         "torch": (None, torch.float32),
         "kernels": (make_method(), torch.float32),
@@ -91,9 +102,9 @@ def row(name: str, case: Any, ids: Sequence[int], tensors: Tensors) -> str:
         rounded, base = (
             logprobs(ids, stored, method(engine(mode)), plain, dtype) for mode in ("on", "off")
         )
-        effects.append(float((rounded - base).abs().mean()))
-    ratios = " | ".join(f"{value / float(own):.2f}" for value in effects)
-    return f"| {name} | {float(own):.4f} | {ratios} |"
+        effects.append(float((rounded - base).abs().mean()) / own[dtype])
+    ratios = " | ".join(f"{ratio:.2f}" for ratio in effects)
+    return f"| {name} | {own[torch.float32]:.4f} | {ratios} |"
 
 
 def main() -> None:
