@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +16,10 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from builtin_plugins.input_processors.transformers.fuyu_images import FuyuImageProcessorPil
 from builtin_plugins.models.generic.loading import quiet
-from core import LLM
+from core import LLM, SamplingParams
 from core.api import InvalidRequest
-from tests.builtin_plugins.models.vision.checkpoints.fuyu import PICTURE, fuyu
+from core.cli.main import main
+from tests.builtin_plugins.models.vision.checkpoints.fuyu import PICTURE, PIECES, fuyu
 from tests.builtin_plugins.models.vision.one_image import check, check_twice, generate, start
 from tests.builtin_plugins.models.vision.parity import (
     FIRST,
@@ -101,6 +103,25 @@ def test_a_prefix_is_shared_with_the_same_image_only(llm: LLM, reference: Refere
     reference.check(other, "what is this?", unseen, NUM_TOKENS)
     assert same.num_cached_tokens > 0
     assert not other.num_cached_tokens
+
+
+def test_prompt_of_tokens_has_the_image_at_its_placeholder(llm: LLM) -> None:
+    text, image = CASES[0]
+    (whole,) = generate(llm, [(text, image)])
+    ids = list(whole.prompt_token_ids or ())
+    begin = ids.index(PIECES.index("<s>")) + 1
+    prompt: Any = {
+        "prompt_token_ids": [ids[0], *ids[begin:]],
+        "multi_modal_data": {"image": image},
+    }
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert list(output.prompt_token_ids or ()) == ids
+
+
+def test_memory_plan_counts_the_tower(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder), "--max-model-len", "128", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["weight_bytes"] == pytest.approx([plan["checkpoint_bytes"]], rel=0.01)
 
 
 @pytest.mark.parametrize(
