@@ -14,7 +14,7 @@ from core_kernels.row_ops import DTYPES
 
 Tensor = torch.Tensor
 
-ADD, MULTIPLY, RELU, SQUARE, GELU, GELU_TANH, SILU = range(7)
+ADD, MULTIPLY, RELU, SQUARE, GELU, GELU_TANH, SILU, SIGMOID = range(8)
 
 
 class ElementOps:

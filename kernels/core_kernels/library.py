@@ -29,7 +29,7 @@ from core_kernels.large_pages import LargePages
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 12
+ABI: Final = 13
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
 _F32 = ctypes.c_float

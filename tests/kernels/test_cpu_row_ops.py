@@ -155,6 +155,18 @@ def test_rows_are_bitwise_batch_invariant(isa):
         assert torch.equal(together[1][row], ops.silu_and_mul(x[row : row + 1])[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sigmoid_matches_torch_and_depends_on_the_number_only(isa, dtype, monkeypatch):
+    bounds = torch.tensor([0.0, -0.0, 1e-38, -100.0, 100.0, -torch.inf, torch.inf])
+    x = torch.cat((bounds, torch.randn(69 * 1001) * 5)).to(dtype)
+    monkeypatch.setattr(ops.reference, "sigmoid", None)
+    together = ops.sigmoid(x)
+    assert_same(together, torch.sigmoid(x.double()).to(dtype))
+    assert ops.sigmoid(torch.tensor([torch.nan], dtype=dtype)).isnan().all()
+    for begin, end in ((0, 1), (5, 22), (1000, 3003), (len(x) - 1, len(x))):
+        assert torch.equal(ops.sigmoid(x[begin:end]), together[begin:end])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_unsupported_inputs_use_the_reference(dtype):
     x = torch.randn(4, 6, dtype=dtype)

@@ -20,8 +20,6 @@ KERNELS: Final = RowOps(_library) if _library is not None else None
 PRODUCTS: Final = PackedOps(_library) if _library is not None else None
 ELEMENTS: Final = elementwise.ElementOps(_library) if _library is not None else None
 SELECTION: Final = SelectionOps(_library) if _library is not None else None
-NEAR_ZERO: Final = 1e-30
-"""Below it SiLU is not precise; sigmoid is 0.5."""
 CHOICES: Final = SamplingOps(_library) if _library is not None else None
 
 
@@ -63,13 +61,9 @@ def sigmoid(x: Tensor) -> Tensor:
     """Return the sigmoid of x; a number's result depends on that number only.
 
     `torch.sigmoid` computes what fills no vector at the end of each thread's share to other bits.
-    Divisions are exact in either form.
     """
-    wide = x.float()
-    out = ELEMENTS.unary(wide, elementwise.SILU) if ELEMENTS else None
-    if out is None:
-        return reference.sigmoid(x)
-    return out.div_(wide).masked_fill_(wide.abs() < NEAR_ZERO, 0.5).to(x.dtype)
+    out = ELEMENTS.unary(x, elementwise.SIGMOID) if ELEMENTS else None
+    return reference.sigmoid(x) if out is None else out
 
 
 def gelu(x: Tensor) -> Tensor:

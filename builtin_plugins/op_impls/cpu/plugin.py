@@ -11,7 +11,7 @@ OPS = {
     "add_layer_norm": "residual sum, and layer norm of a row while it is near",
     "embedding": "rows copied",
     "silu": "SiLU",
-    "sigmoid": "SiLU divided by its input: equal bits in any batch",
+    "sigmoid": "equal bits in any batch",
     "gelu": "GELU by Abramowitz and Stegun 7.1.26",
     "gelu_tanh": "tanh GELU by a sigmoid",
     "silu_and_mul": "SiLU and product without temporaries",

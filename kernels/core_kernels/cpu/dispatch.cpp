@@ -130,7 +130,7 @@ bool are_rows(const int64_t* ids, int64_t count, int64_t rows) {
 }  // namespace
 
 // Bump it with any change of a signature below; the loader refuses another number.
-EXPORT int32_t core_kernels_abi() { return 12; }
+EXPORT int32_t core_kernels_abi() { return 13; }
 
 // Empty if the library was built without a variant that this processor runs.
 EXPORT const char* core_kernels_isa() { return chosen->name ? chosen->name : ""; }

@@ -241,7 +241,7 @@ void row_ops(const Type& type) {
             core_gated(out.data(), x.data(), rows, width, 2 * width, activation, type.dtype);
             out.write("gated" + std::to_string(activation) + at);
         }
-        for (int32_t kind = kAdd; kind <= kSiluOf; ++kind) {
+        for (int32_t kind = kAdd; kind <= kSigmoidOf; ++kind) {
             const bool both = kind <= kMultiply;
             core_elementwise(out.data(), x.data(), both ? x.at(rows * width) : nullptr, rows, width,
                              width, width, width, 1, 0.0f, kind, type.dtype);

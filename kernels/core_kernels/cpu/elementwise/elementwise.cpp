@@ -55,6 +55,9 @@ struct GeluByTanh {
 struct SiluOp {
     Floats operator()(Floats a, Floats) const { return silu(a); }
 };
+struct SigmoidOp {
+    Floats operator()(Floats a, Floats) const { return sigmoid(a); }
+};
 
 template <typename T, typename F>
 void each(const Elements& e) {
@@ -90,6 +93,7 @@ void elementwise(const Elements& e, int32_t kind, int32_t dtype) {
         case kGelu: return of_type<Gelu>(e, dtype);
         case kGeluByTanh: return of_type<GeluByTanh>(e, dtype);
         case kSiluOf: return of_type<SiluOp>(e, dtype);
+        case kSigmoidOf: return of_type<SigmoidOp>(e, dtype);
     }
 }
 

@@ -13,7 +13,8 @@ enum Kind : int32_t {
     kSquare = 3,
     kGelu = 4,
     kGeluByTanh = 5,
-    kSiluOf = 6
+    kSiluOf = 6,
+    kSigmoidOf = 7
 };
 
 // out [rows, width] contiguous; a and b have constant row strides. b is contiguous within a row, or
