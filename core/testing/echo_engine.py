@@ -91,6 +91,7 @@ class EchoEngine:
                 finished = at == last - 1
                 error = "made to fail" if self.fail_at is not None and at >= self.fail_at else None
                 tokens = ids[at : at + 1] if delta else ids[:last]
+                tokens = tokens if error is None else []
                 reason = ("length" if last < len(ids) else "stop") if finished else None
                 outputs = [
                     self._completion(i, tokens, reason, sampling_params, at + 1)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from core_kernels.low_rank import LowRankFactors, LowRankParts
-from core_kernels.triton import block_scaled
+from core_kernels.triton import block_scaled, nvfp4
 from core_kernels.triton.attention import attend
 from core_kernels.triton.attention_shapes import Layer as LayerShape
 from core_kernels.triton.attention_shapes import Selected, Step
@@ -204,6 +204,14 @@ def blocks_of_floats(lay: Layout, dtype: torch.dtype) -> Pairs:
         yield _within_16_bits(numbers.linear(lay(x), weight, 6), rounded @ plain.T)
 
 
+def rows_of_nvfp4(lay: Layout, dtype: torch.dtype) -> Pairs:
+    """Inputs rounded to NVFP4 as in contiguous memory, which `test_nvfp4.py` compares."""
+    for width in (32, 80):
+        x = torch.randn(5, width).to(dtype)
+        expected = nvfp4.decoded(nvfp4.round_rows(aligned(x)), width)
+        yield nvfp4.decoded(nvfp4.round_rows(lay(x)), width), expected
+
+
 def selection(lay: Layout, dtype: torch.dtype) -> Pairs:
     """Positions that an indexer selects, and attention to them."""
     count = 5
@@ -271,6 +279,7 @@ KERNELS: Final = {
     "quantized": quantized,
     "integers": integers,
     "blocks of floats": blocks_of_floats,
+    "rows of NVFP4": rows_of_nvfp4,
     "selection": selection,
     "copies": copies,
 }
