@@ -31,6 +31,8 @@ GOOD_END: Final = "it exited with status 0"
 """Cause of an end after the work is done."""
 LINGER_MS: Final = 1000
 """Time for the last messages to leave."""
+FINISH_S: Final = 5.0
+"""Time for the nodes to read that they end."""
 
 
 class NodeProcess:
@@ -147,9 +149,22 @@ class NodePort:
         self._flush()
         ends = [each.cause for each in self._exits.values()]
         has_finished = len(ends) == self._num_launched and set(ends) <= {GOOD_END}
-        for node in list(self._identities) if has_finished else ():
-            self._send_now(node, Finish())
+        if has_finished:
+            self._finish()
         self._socket.close(LINGER_MS)
+
+    def _finish(self) -> None:
+        """End the nodes, and wait until they have left: what they have not read is lost with the
+        connection.
+        """
+        for node in list(self._identities):
+            self._send_now(node, Finish())
+        until_s = time.monotonic() + FINISH_S
+        while self._identities and time.monotonic() < until_s:
+            for node in list(self._identities):
+                self._send_now(node, Probe())
+            if self._socket.poll(int(TICK_S * 1000)):
+                self._receive()
 
     def _flush(self) -> None:
         while not self._outbox.empty():

@@ -109,14 +109,26 @@ def test_processes_of_a_node_start_and_their_ends_arrive(
         assert running.status == 0
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.5])
 def test_node_ends_well_after_the_processes_of_its_head(
-    processes: list[StubProcess], tmp_path: Path
+    delay_s: float, processes: list[StubProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one that reads the last message late."""
+    receive = node_module.HeadConnection.receive
+    is_closed = threading.Event()
+
+    def receive_late(connection: node_module.HeadConnection) -> Any:
+        if is_closed.wait(0):
+            time.sleep(delay_s)
+        return receive(connection)
+
+    monkeypatch.setattr(node_module.HeadConnection, "receive", receive_late)
     with joined(tmp_path) as (port, running, _):
         remote = port.launch(1, CREDENTIALS, {})
         until(lambda: processes)
         processes[0].end = Exit(GOOD_END)
         until(remote.exit)
+        is_closed.set()
         port.close()
         running.thread.join()
         assert (running.status, running.error) == (0, None)
