@@ -109,6 +109,7 @@ def parts_of(*tops: str) -> list[str]:
     return [name for name in module_names() if name.partition(".")[0] in tops]
 
 
+@pytest.mark.slow
 def test_every_module_imports():
     """Together, without a warning; that each does alone follows where no two import each other
     (test_no_circles).

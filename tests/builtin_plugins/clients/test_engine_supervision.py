@@ -87,9 +87,8 @@ async def killer(
     await task
 
 
-@pytest.mark.parametrize(
-    ("kills", "rounds", "pause_s"), [(3, 2, 0.3), pytest.param(50, 40, 1.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # test_survival.py kills engines beneath a server in every run
+@pytest.mark.parametrize(("kills", "rounds", "pause_s"), [(3, 2, 0.3), (50, 40, 1.0)])
 def test_streams_complete_after_random_engine_kills(
     llama: str, kills: int, rounds: int, pause_s: float
 ) -> None:

@@ -229,6 +229,7 @@ def test_latency_of_a_checkpoint(tmp_path: Path) -> None:
     assert (found["use_beam_search"], found["n"], len(found["latencies"])) == (True, 2, 1)
 
 
+@pytest.mark.slow  # four starts
 def test_startup_is_measured_in_stages_cold_and_warm(tmp_path: Path, capsys: Printed) -> None:
     model = make_checkpoint("LlamaForCausalLM", tmp_path / "model")
     flags = words("--num-iters-warm 1 --num-iters-cold 1 --dtype float32")

@@ -128,7 +128,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> OverlapGate:
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("pipeline", [2, 3])
+@pytest.mark.parametrize("pipeline", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_stages_compute_different_steps_at_once(
     pipeline: int, async_scheduling: bool, llama: Path, expected: list[list[int]], gate: OverlapGate
 ) -> None:

@@ -80,7 +80,9 @@ def test_early_tokens_move_the_last_logits(
     assert (last[0] - last[1]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("architecture", HERE)
 def test_half_precision_is_near_float32_without_host_sync(
     architecture: str,

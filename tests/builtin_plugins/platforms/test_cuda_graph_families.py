@@ -52,7 +52,7 @@ EVERY = sorted({**ARCHITECTURES, **ENCODER_DECODERS})
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(name, marks=() if index % 3 == 0 else pytest.mark.slow)
+        pytest.param(name, marks=() if index % 5 == 0 else pytest.mark.slow)
         for index, name in enumerate(EVERY)
     ],
 )

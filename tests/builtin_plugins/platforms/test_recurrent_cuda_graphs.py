@@ -14,11 +14,8 @@ from core.testing.tiny_recurrent import RECURRENT
 from tests.builtin_plugins.platforms.fake_gpu import NO_CPU, FakeGpu
 
 FAKE = str(Path(__file__).with_name("fake_gpu_plugin.py"))
-ONE_OF_EACH = {
-    "MambaForCausalLM",
-    "Mamba2ForCausalLM",
-}
-"""A state of channels and one of heads; the delta rule takes longer."""
+QUICKEST = "MambaForCausalLM"
+"""States of channels; states of heads and the delta rule take longer."""
 PROMPTS = [[(7 * i + 13 * n) % 200 for i in range(n)] for n in (14, 2, 9)]
 SIZES: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 64, "num_gpu_blocks_override": 60}
 
@@ -34,13 +31,13 @@ def tokens_of(folder: Path, params: list[SamplingParams], **settings: Any) -> li
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow)
+        pytest.param(name, marks=() if name == QUICKEST else pytest.mark.slow)
         for name in sorted({*RECURRENT, *LINEAR})
     ],
 )
 def test_recorded_decode_steps_have_equal_states(architecture: str, tmp_path: Path) -> None:
     """Rows end one by one, which needs padding; block boundaries are crossed."""
-    fewer: dict[str, Any] = {"num_hidden_layers": 2} if architecture in ONE_OF_EACH else {}
+    fewer: dict[str, Any] = {"num_hidden_layers": 2} if architecture == QUICKEST else {}
     folder = make_checkpoint(architecture, tmp_path / "model", seed=1, **fewer)
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (7, 3, 5)]
     found = tokens_of(folder, params, device="fake", plugins=[FAKE, *NO_CPU], mamba_block_size=16)

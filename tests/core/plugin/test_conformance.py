@@ -37,8 +37,15 @@ def is_linear_time(case: Case) -> bool:
 
 
 CASES = cases_by_entry()
-SLOW = ("clients:data_parallel", "executors:mp", "launchers:nodes")
-"""Entries of many processes; test files of their own start them in every run."""
+SLOW = (
+    "attention_backends:reference",
+    "attention_backends:torch",
+    "clients:data_parallel",
+    "clients:process",
+    "executors:mp",
+    "launchers:nodes",
+)
+"""Entries of many processes or of many shapes; test files of their own use them in every run."""
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,13 @@ def test_list_shows_the_installed_examples(environment: Environment) -> None:
         assert {key: rows[name][key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", [name for name, _ in NAMES.values()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "token_sets" else pytest.mark.slow)
+        for name, _ in NAMES.values()
+    ],
+)
 def test_check_passes_an_installed_example(environment: Environment, name: str) -> None:
     results = json.loads(environment.engine("plugins", "check", name, "--json"))
     assert [result for result in results if not result["passed"]] == []

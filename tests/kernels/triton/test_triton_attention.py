@@ -87,7 +87,7 @@ def _last_program_first(*numbers: int) -> range:
     return range(*numbers)[::-1] if len(numbers) == 1 else range(*numbers)
 
 
-@pytest.mark.parametrize("heads", [1, 6])
+@pytest.mark.parametrize("heads", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_split_keys_are_merged_alike_whichever_program_is_last(
     heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,8 @@ NEEDS = {
     "langchain_chat": ("langchain_openai",),
     "llamaindex_chat": ("llama_index",),
 }
+ONE_PER_PROTOCOL = {"http_api", "openai_chat", "openai_responses", "anthropic_messages"}
+"""In every run."""
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 SAYS = "Prefix caching keeps the KV blocks"
 ANSWERS = {
@@ -65,7 +67,14 @@ def url() -> Iterator[str]:
         yield str(client.base_url).removesuffix("/v1/")
 
 
-@pytest.mark.parametrize("name", [name for name in NEEDS if all(map(find_spec, NEEDS[name]))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ONE_PER_PROTOCOL else pytest.mark.slow)
+        for name in NEEDS
+        if all(map(find_spec, NEEDS[name]))
+    ],
+)
 def test_a_client_gets_its_answer(name: str, url: str) -> None:
     environment = {
         key: value

@@ -209,6 +209,7 @@ def test_remote_prefill_gives_the_same_tokens(
         check_scheduler(takes.core.scheduler)
 
 
+@pytest.mark.slow
 def test_three_features_on_two_ranks(voiced: Tokens) -> None:
     with open_llm(
         "drafting", "host_tier", "low_rank", async_scheduling=True, tensor_parallel_size=2

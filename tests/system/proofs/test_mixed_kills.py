@@ -9,12 +9,10 @@ import pytest
 from tests.system.proofs.mixed_streams import VICTIMS, run_kills
 
 
+@pytest.mark.slow  # each victim has a quick test of its own kind
 @pytest.mark.parametrize(
     ("victim", "count"),
-    [
-        ("grammar", 2),
-        *(pytest.param(victim, 40, marks=pytest.mark.slow) for victim in VICTIMS),
-    ],
+    [("grammar", 2), *((victim, 40) for victim in VICTIMS)],
 )
 def test_mixed_streams_survive_kills(victim: str, count: int, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")

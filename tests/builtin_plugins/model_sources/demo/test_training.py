@@ -47,6 +47,7 @@ def weights(folder):
     return load_model(folder / "model").state_dict()
 
 
+@pytest.mark.slow
 def test_resumed_training_equals_uninterrupted_training(trained, tmp_path, monkeypatch):
     folder, loss = trained
     monkeypatch.setattr("examples.demo_model.train.rate", lambda plan, step: rate(PLAN, step))

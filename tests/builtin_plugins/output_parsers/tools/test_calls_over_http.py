@@ -35,7 +35,9 @@ def texts(name: str) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=["text", "special tokens"])
+@pytest.fixture(
+    scope="module", params=["text", pytest.param("special tokens", marks=pytest.mark.slow)]
+)
 def special(request: pytest.FixtureRequest) -> frozenset[str]:
     return MARKERS if request.param == "special tokens" else frozenset()
 
