@@ -48,7 +48,7 @@ def engine_models() -> list[Entry]:
 def bloom(hf_config: object) -> DecoderSpec:
     """Return the facts of a BLOOM config: also normalises the embeddings."""
     facts = ModelFacts(hf_config)
-    facts.refuse("apply_residual_connection_post_layernorm")
+    is_normed = facts.flag("apply_residual_connection_post_layernorm")
     norm = facts.layer_norm("layer_norm_epsilon")
     hidden = facts.count("hidden_size", facts.get("n_embed"))
     heads = facts.count("n_head", facts.get("num_attention_heads"))
@@ -60,6 +60,7 @@ def bloom(hf_config: object) -> DecoderSpec:
             heads=heads, kv_heads=heads, head_size=size, alibi=slopes, qkv_bias=True, out_bias=True
         ),
         mlp=MlpSpec(width=4 * hidden, activation="gelu_tanh", gated=False, bias=True),
+        normed_residual=((1.0, 1.0), (1.0, 1.0)) if is_normed else None,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),

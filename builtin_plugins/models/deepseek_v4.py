@@ -195,7 +195,7 @@ def _experts(facts: ModelFacts, *, hashed: bool) -> MoeSpec:
         scale=facts.number("routed_scaling_factor", 1.5),
         correction_bias=not hashed,
         num_hashed_tokens=facts.count("vocab_size") if hashed else 0,
-        shared=MlpSpec(width=width, **limited),
+        shared=MlpSpec(width=width, bias=facts.flag("mlp_bias"), **limited),
     )
 
 

@@ -36,7 +36,8 @@ def spec(hf_config: object) -> DecoderSpec:
         experts=facts.count("num_local_experts"),
         top_k=facts.count("num_experts_per_tok", facts.get("experts_per_token")),
         width=facts.count("intermediate_size"),
-        activation=facts.clamped_swiglu(),
+        activation="swiglu_clamped",
+        clamps=(facts.number("swiglu_alpha", 1.702), facts.number("swiglu_limit", 7.0)),
         router_bias=True,
         bias=True,
     )

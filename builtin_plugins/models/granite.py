@@ -82,8 +82,6 @@ def granite_hybrid(hf_config: object) -> DecoderSpec:
         },
     }
     kinds = layer_kinds(facts, ["linear_attention"] * facts.num_layers(), set(mixers))
-    if "linear_attention" in kinds:
-        facts.require_silu()
     scale = facts.number("residual_multiplier", 1.0)
     layers = [
         LayerSpec(**mixers[kind], mlp=mlp, attention_in=norm, mlp_in=norm, residual_scale=scale)

@@ -1,16 +1,14 @@
 """Hybrids of state spaces and attention: Bamba, Falcon H1, Jamba, and what others share."""
 
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.hybrid_facts import mamba2
+from core.model_spec.hybrid_facts import mamba, mamba2
 from core.model_spec.layer import LayerSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
-from core.model_spec.recurrent import MambaSpec
 
 HERE = "builtin_plugins.models.hybrids"
 HYBRID_NAMES = WeightNames(
@@ -44,7 +42,6 @@ def engine_models() -> list[Entry]:
 def bamba(hf_config: object) -> DecoderSpec:
     """Return the facts of a Bamba config: RoPE on half of each attention head."""
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
@@ -66,7 +63,6 @@ def bamba(hf_config: object) -> DecoderSpec:
 def falcon_h1(hf_config: object) -> DecoderSpec:
     """Return the facts of a Falcon H1 config. The key factor is applied to the softmax scale."""
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     norm = facts.norm(eps=1e-5)
     bias = facts.flag("attention_bias")
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
@@ -119,23 +115,11 @@ def _factors(facts: ModelFacts, name: str, count: int) -> tuple[float, ...]:
 def jamba(hf_config: object) -> DecoderSpec:
     """Return the facts of a Jamba config; attention has no RoPE."""
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     norm = facts.norm()
-    hidden = facts.count("hidden_size")
-    rank = "mamba_dt_rank"
-    mamba = MambaSpec(
-        width=facts.count("mamba_expand", 2) * hidden,
-        state_size=facts.count("mamba_d_state", 16),
-        dt_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
-        kernel=facts.count("mamba_d_conv", 4),
-        bias=facts.flag("mamba_proj_bias"),
-        conv_bias=facts.flag("mamba_conv_bias", True),
-        norm=norm,
-    )
     experts = facts.moe("intermediate_size", defaults=(16, 2), renormalize=False)
     heads = {**facts.heads(), "kv_heads": facts.count("num_key_value_heads", 8)}
     mixers: dict[bool, dict[str, Any]] = {
-        False: {"recurrent": mamba},
+        False: {"recurrent": mamba(facts, activation=facts.activation(), norm=norm)},
         True: {"attention": facts.attention(**heads, rope=None)},
     }
     attending = facts.count("attn_layer_period", 8), facts.count("attn_layer_offset", 4, least=0)

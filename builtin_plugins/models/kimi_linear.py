@@ -43,12 +43,12 @@ def spec(hf_config: object) -> DecoderSpec:
     without RoPE.
     """
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     given = facts.part("linear_attn_config")
     heads = given.count("num_heads", facts.count("linear_num_heads", 32))
     size = given.count("head_dim", facts.count("linear_head_dim", 128))
     norm = facts.norm(eps=1e-5)
     delta = _delta(
+        facts,
         heads,
         size,
         kernel=given.count("short_conv_kernel_size", facts.count("linear_conv_kernel_dim", 4)),
@@ -67,12 +67,12 @@ def spec(hf_config: object) -> DecoderSpec:
 def bailing_hybrid(hf_config: object) -> DecoderSpec:
     """Return the facts of a Ling 3 config: bounded decay, a gate per head of latent attention."""
     facts = ModelFacts(with_fields(hf_config, q_lora_rank=None))
-    facts.require_silu()
     heads = facts.count("linear_num_heads", facts.count("num_attention_heads"))
     # transformers saves the rotary size as head_dim, and this one under a name of its own.
     size = facts.count("linear_head_dim", facts.get("head_dim", 128))
     floor = facts.negative("kda_lower_bound", -5.0)
     delta = _delta(
+        facts,
         heads,
         size,
         kernel=facts.count("linear_conv_kernel_dim", facts.get("short_conv_kernel_size", 4)),
@@ -93,8 +93,9 @@ def bailing_hybrid(hf_config: object) -> DecoderSpec:
     return _decoder(facts, mixers, full, experts, mlps, names, 1 << 18, eps=1e-6)
 
 
-def _delta(heads: int, size: int, **others: Any) -> GatedDeltaSpec:
-    return GatedDeltaSpec(heads=heads, key_heads=heads, key_size=size, value_size=size, **others)
+def _delta(facts: ModelFacts, heads: int, size: int, **others: Any) -> GatedDeltaSpec:
+    sizes = {"heads": heads, "key_heads": heads, "key_size": size, "value_size": size}
+    return GatedDeltaSpec(**sizes, activation=facts.activation(), **others)
 
 
 def _decoder(

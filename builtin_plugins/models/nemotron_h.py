@@ -68,13 +68,13 @@ def spec(hf_config: object) -> DecoderSpec:
 
 
 def _mamba2(facts: ModelFacts, norm: Any) -> Mamba2Spec:
-    facts.require_silu("mamba_hidden_act")
     return Mamba2Spec(
         heads=facts.count("mamba_num_heads", 128),
         head_size=facts.count("mamba_head_dim", 64),
         state_size=facts.count("ssm_state_size", 128),
         groups=facts.count("n_groups", 8),
         kernel=facts.count("conv_kernel", 4),
+        activation=facts.activation("mamba_hidden_act"),
         bias=facts.flag("use_bias"),
         conv_bias=facts.flag("use_conv_bias", True),
         norm=norm,

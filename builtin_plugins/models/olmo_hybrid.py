@@ -33,7 +33,6 @@ def engine_models() -> list[Entry]:
 def spec(hf_config: object) -> DecoderSpec:
     """Return the facts of an OLMo Hybrid config; a null rope_theta means no RoPE."""
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     norm = facts.norm()
     bias = facts.flag("attention_bias")
     num_layers = facts.num_layers()
@@ -62,6 +61,7 @@ def spec(hf_config: object) -> DecoderSpec:
         value_size=facts.count("linear_value_head_dim", 2 * key_size),
         kernel=facts.count("linear_conv_kernel_dim", 4),
         layout="apart",
+        activation=facts.activation(),
         eps=1e-5,
         max_beta=2.0 if facts.flag("linear_allow_neg_eigval", True) else 1.0,
     )

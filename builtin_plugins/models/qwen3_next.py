@@ -55,7 +55,6 @@ def qwen3_5_moe(hf_config: object) -> DecoderSpec:
 
 
 def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
-    facts.require_silu()
     return GatedDeltaSpec(
         heads=facts.count("linear_num_value_heads", 32),
         key_heads=facts.count("linear_num_key_heads", 16),
@@ -63,6 +62,7 @@ def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
         value_size=facts.count("linear_value_head_dim", 128),
         kernel=facts.count("linear_conv_kernel_dim", 4),
         layout="grouped" if grouped else "joined",
+        activation=facts.activation(),
         eps=facts.number("rms_norm_eps", 1e-6),
     )
 

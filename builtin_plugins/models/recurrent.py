@@ -79,7 +79,6 @@ def falcon_mamba(hf_config: object) -> DecoderSpec:
 
 
 def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
-    facts.require_silu()
     norm = facts.norm("layer_norm_epsilon", 1e-5)
     hidden = facts.count("hidden_size", 768)
     rank = "time_step_rank"
@@ -89,6 +88,7 @@ def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
             state_size=facts.count("state_size", 16),
             dt_rank=ceil(hidden / 16) if facts.get(rank, "auto") == "auto" else facts.count(rank),
             kernel=facts.count("conv_kernel", 4),
+            activation=facts.activation(),
             bias=facts.flag("use_bias"),
             conv_bias=facts.flag("use_conv_bias", True),
             norm=inner,
@@ -101,7 +101,6 @@ def _channels(facts: ModelFacts, inner: NormSpec | None) -> DecoderSpec:
 def mamba2(hf_config: object) -> DecoderSpec:
     """Return the facts of a Mamba 2 config."""
     facts = ModelFacts(hf_config)
-    facts.require_silu()
     norm = facts.norm("layer_norm_epsilon", 1e-5)
     layer = LayerSpec(
         recurrent=Mamba2Spec(
@@ -110,6 +109,7 @@ def mamba2(hf_config: object) -> DecoderSpec:
             state_size=facts.count("state_size", 128),
             groups=facts.count("n_groups", 8),
             kernel=facts.count("conv_kernel", 4),
+            activation=facts.activation(),
             bias=facts.flag("use_bias"),
             conv_bias=facts.flag("use_conv_bias", True),
             norm=norm,

@@ -1,16 +1,15 @@
 """Zamba 1 and 2: Mamba in all layers, some with one of a few shared transformer blocks."""
 
 from dataclasses import replace
-from math import ceil
 
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, renamed
-from core.model_spec.hybrid_facts import layer_kinds, mamba2
+from core.model_spec.hybrid_facts import layer_kinds, mamba, mamba2
 from core.model_spec.layer import LayerSpec, MlpSpec, SharedBlockSpec
 from core.model_spec.names import WeightNames
-from core.model_spec.recurrent import Mamba2Spec, MambaSpec
+from core.model_spec.recurrent import Mamba2Spec
 
 HERE = "builtin_plugins.models.zamba2"
 USUAL = (
@@ -79,17 +78,8 @@ def zamba(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(renamed(hf_config, head_dim="attention_head_dim"))
     norm = facts.norm(eps=1e-5)
     hidden = facts.count("hidden_size")
-    facts.require_silu("hidden_mamba_act")
-    rank = facts.get("mamba_dt_rank", "auto")
-    state = MambaSpec(
-        width=facts.count("mamba_expand", 2) * hidden,
-        state_size=facts.count("mamba_d_state", 16),
-        dt_rank=ceil(hidden / 16) if rank == "auto" else facts.count("mamba_dt_rank"),
-        kernel=facts.count("mamba_d_conv", 4),
-        bias=facts.flag("mamba_proj_bias"),
-        conv_bias=facts.flag("mamba_conv_bias", True),
-        heads=facts.count("n_mamba_heads", 2),
-    )
+    activation = facts.activation("hidden_mamba_act")
+    state = mamba(facts, activation=activation, heads=facts.count("n_mamba_heads", 2))
     mlp = facts.mlp(activation=facts.activation(default="gelu"))
     size = facts.heads(2 * hidden // facts.count("num_attention_heads"))["head_size"]
     attention = facts.attention(rope=None, head_size=size, scale=(size / 2) ** -0.5)
@@ -142,5 +132,6 @@ def _state(facts: ModelFacts, hidden: int, *, bias: bool) -> Mamba2Spec:
         conv_bias=True,
         dt_min=facts.number("time_step_min", 0.001),
         dt_max=float("inf"),
+        activation="silu",
         norm=NormSpec(eps=1e-5),
     )

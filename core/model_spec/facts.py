@@ -88,14 +88,6 @@ class ModelFacts(ConfigFields):
                 )
         return "swiglu_clamped"
 
-    def require_silu(self, name: str = "hidden_act") -> None:
-        """Raise `ModelError` for another activation; recurrent layers compute SiLU only."""
-        if self.activation(name) != "silu":
-            raise ModelError(
-                f"{name} in config.json: got {self.get(name)!r:.100}; expected 'silu', which "
-                "recurrent layers compute. Restore the model's own config.json."
-            )
-
     def head_size(self, hidden: int, heads: int) -> int:
         """Return hidden / heads. Raises `ModelError` if it is not an integer."""
         if hidden % heads:

@@ -1,12 +1,13 @@
-"""Mamba 2 and the kinds of layers of hybrid models, read from the fields that they share."""
+"""Mamba, Mamba 2 and the kinds of layers of hybrid models, read from the fields that they share."""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from core.errors import ModelError
 from core.model_spec.facts import ModelFacts
-from core.model_spec.recurrent import Mamba2Spec
+from core.model_spec.recurrent import Mamba2Spec, MambaSpec
 
 KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Older names of layer types."""
@@ -28,6 +29,21 @@ def step_limits(facts: ModelFacts) -> dict[str, Any]:
     }
 
 
+def mamba(facts: ModelFacts, **others: Any) -> MambaSpec:
+    """Return the state space over channels of a hybrid's config."""
+    hidden = facts.count("hidden_size")
+    rank = facts.get("mamba_dt_rank", "auto")
+    given = {
+        "width": facts.count("mamba_expand", 2) * hidden,
+        "state_size": facts.count("mamba_d_state", 16),
+        "dt_rank": ceil(hidden / 16) if rank == "auto" else facts.count("mamba_dt_rank"),
+        "kernel": facts.count("mamba_d_conv", 4),
+        "bias": facts.flag("mamba_proj_bias"),
+        "conv_bias": facts.flag("mamba_conv_bias", True),
+    }
+    return MambaSpec(**{**given, **others})
+
+
 def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
     """Return the state space of a hybrid's config, from fields that begin with `mamba_`."""
     heads = facts.count("mamba_n_heads", 128)
@@ -40,6 +56,7 @@ def mamba2(facts: ModelFacts, **others: Any) -> Mamba2Spec:
         "state_size": facts.count("mamba_d_state", 256),
         "groups": facts.count("mamba_n_groups", 1),
         "kernel": facts.count("mamba_d_conv", 4),
+        "activation": facts.activation(),
         "bias": facts.flag("mamba_proj_bias"),
         "conv_bias": facts.flag("mamba_conv_bias", True),
         **step_limits(facts),

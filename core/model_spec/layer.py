@@ -26,6 +26,10 @@ AnyAttentionSpec = (
     | ConvolvedAttentionSpec
     | RelativeAttentionSpec
 )
+UNGATED: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+"""Activations of experts without gates."""
+SWIGLU_CLAMPS: Final = (1.702, 7.0)
+"""Factor in the sigmoid and bound of `swiglu_clamped` where a model has no others."""
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_clamped")
 
 
@@ -118,6 +122,8 @@ class MoeSpec:
     """Bound of the experts' gate (above) and up projection (both sides); None: none."""
     softcaps: tuple[float, float] | None = None
     """Soft bounds of the gate as a factor and of the up projection; None: none."""
+    clamps: tuple[float, float] | None = None
+    """Factor in the sigmoid and bound of `swiglu_clamped`; None: `SWIGLU_CLAMPS`."""
     placement: Literal["", "linear", "round_robin"] = ""
     """Expert parallelism: whole experts on each tensor-parallel rank, consecutive ones or every
     n-th; empty: each rank has a part of every expert's width.
@@ -130,10 +136,10 @@ class MoeSpec:
                 f"n_group={self.groups} must divide num_experts={self.experts} and "
                 f"topk_group={self.topk_groups} must be between 1 and n_group."
             )
-        if not self.gated and self.activation != "relu2":
+        if not self.gated and self.activation not in UNGATED:
             raise ModelError(
-                f"activation of experts without gates: got {self.activation}; expected relu2. "
-                "Restore the model's own config.json."
+                f"activation of experts without gates: got {self.activation}; expected one of "
+                f"{', '.join(UNGATED)}. Restore the model's own config.json."
             )
         if self.score == "sparsemixer" and self.top_k != 2:
             raise ModelError(

@@ -26,6 +26,8 @@ class MambaSpec:
     """Rank of the dt projection."""
     kernel: int = 4
     """Kernel size of the convolution, in tokens."""
+    activation: str = "silu"
+    """Activation of the convolution's output."""
     bias: bool = False
     conv_bias: bool = True
     norm: NormSpec | None = None
@@ -53,6 +55,8 @@ class Mamba2Spec:
     """Groups of heads that share B and C."""
     kernel: int = 4
     """Kernel size of the convolution, in tokens."""
+    activation: str = "silu"
+    """Activation of the convolution's output."""
     bias: bool = False
     conv_bias: bool = True
     dt_min: float = 0.0
@@ -111,6 +115,8 @@ class GatedDeltaSpec:
     """Epsilon of the norm of each head's output."""
     kernel: int = 4
     """Kernel size of the convolution, in tokens."""
+    activation: str = "silu"
+    """Activation of the convolution's output."""
     max_beta: float = 1.0
     """Maximum write strength; 2 allows negative eigenvalues."""
 

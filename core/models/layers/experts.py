@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
+from core.model_spec.layer import SWIGLU_CLAMPS
 from core.model_spec.weight_shard import WeightShard
 from core.models.layers.quantization import (
     QuantizedLayer,
@@ -18,7 +19,7 @@ from core.models.layers.quantization import (
     with_plain_method,
 )
 from core.models.layers.weights import WeightMap, WeightSlot, copy_weight, empty_parameter
-from core.models.ops.reference import expert_activation
+from core.models.ops.reference import EXPERTS, expert_activation
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:
@@ -81,9 +82,8 @@ class PlainExperts:
     ) -> torch.Tensor:
         """Return the output of the chosen experts, by the `moe` op."""
         bias = () if layer.bias is None else (layer.bias,)
-        # Kernels of a device know no limits.
-        limited = ":" in str(layer.activation)
-        moe: Any = grouped_moe if limited else layer.ops.moe  # type: ignore[union-attr]
+        has_op = layer.activation in EXPERTS  # without limits, or numbers of its own
+        moe: Any = layer.ops.moe if has_op else grouped_moe  # type: ignore[union-attr]
         args = (x, layer.gate_up, layer.down, shares, experts, layer.activation)
         return moe(*args, *bias)  # type: ignore[no-any-return]
 
@@ -123,8 +123,9 @@ class Experts(QuantizedLayer):
         self.activation = spec.activation if spec.gated else f"{spec.activation}_alone"
         if spec.limit is not None:
             self.activation += f":{spec.limit}"
-        if spec.softcaps is not None:
-            self.activation += ":{},{}".format(*spec.softcaps)
+        numbers = spec.softcaps or spec.clamps
+        if numbers not in (None, SWIGLU_CLAMPS):
+            self.activation += ":{},{}".format(*numbers)
         self._group = context.group
         self._spec = spec
         self._hidden = hidden

@@ -72,7 +72,15 @@ class GatedDelta(nn.Module):
             Slice(name, size, "" if joined else f"{prefix}.{name}_conv1d")
             for name, size in zip("qkv", sizes, strict=True)
         ]
-        self.conv = ShortConv(fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=False)
+        self.conv = ShortConv(
+            fed,
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv1d",
+            bias=False,
+            activation=spec.activation,
+        )
         by_channel = spec.layout in _BY_CHANNEL
         falling = spec.key_size if by_channel else 1
         self.rate = empty_parameter(self.heads, dtype=torch.float32)

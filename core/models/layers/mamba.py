@@ -43,7 +43,13 @@ class Mamba(nn.Module):
             context, weights, f"{prefix}.in_proj", hidden, both, split="rows", bias=spec.bias
         )
         self.conv = ShortConv(
-            both[:1], spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+            both[:1],
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv1d",
+            bias=spec.conv_bias,
+            activation=spec.activation,
         )
         three = [Slice("step", rank), Slice("write", size), Slice("read", size)]
         self.choose = Linear(context, weights, f"{prefix}.x_proj", width, three, split="columns")
@@ -133,7 +139,13 @@ class Mamba2(nn.Module):
         )
         fed = slices[1:4]
         self.conv = ShortConv(
-            fed, spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+            fed,
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv1d",
+            bias=spec.conv_bias,
+            activation=spec.activation,
         )
         self.norm = None
         if spec.norm is not None:

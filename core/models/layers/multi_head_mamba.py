@@ -51,7 +51,13 @@ class MultiHeadMamba(nn.Module):
             order=order,
         )
         self.conv = ShortConv(
-            both[:1], spec.kernel, context, weights, f"{prefix}.conv1d", bias=spec.conv_bias
+            both[:1],
+            spec.kernel,
+            context,
+            weights,
+            f"{prefix}.conv1d",
+            bias=spec.conv_bias,
+            activation=spec.activation,
         )
         self.out_proj = Linear(
             context,

@@ -65,7 +65,7 @@ class RgLru(nn.Module):
         fed = [Slice("x", width)]
         out = [Slice("out", hidden)]
         self.conv = ShortConv(
-            fed, spec.kernel, context, weights, f"{prefix}.conv_1d", bias=True, activate=False
+            fed, spec.kernel, context, weights, f"{prefix}.conv_1d", bias=True, activation=None
         )
         self.out_proj = Linear(
             context, weights, f"{prefix}.linear_out", width, out, split="columns", bias=True

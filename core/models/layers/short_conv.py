@@ -11,6 +11,7 @@ from torch import nn
 
 from core.model_spec.kv import RecurrentState
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.mlp import Activation, make_activation
 from core.models.layers.weights import copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class ShortConv(nn.Module):
     """Causal convolution per channel; its state (`state_part`) is the last `kernel - 1` inputs.
 
     `slices` are the channels, split over ranks. Slices without their own prefix are in one tensor
-    under `prefix`.
+    under `prefix`. The op has SiLU; another activation is computed after it.
     """
 
     def __init__(
@@ -41,14 +42,19 @@ class ShortConv(nn.Module):
         prefix: str,
         *,
         bias: bool,
-        activate: bool = True,
+        activation: str | None = "silu",
     ) -> None:
         super().__init__()
         own = [context.group.own(part.size, part.parts) for part in slices]
         channels = sum(rows.stop - rows.start for rows in own)
         self.state_part = ((kernel - 1, channels), input_state_dtype(context))
         self._conv = context.ops.causal_conv
-        self._activate = activate
+        self._has_silu = activation == "silu"
+        self._activate: Activation | None = None
+        if activation is not None and not self._has_silu:
+            self._activate = make_activation(
+                activation, gated=False, prefix=prefix, context=context, weights=weights
+            )
         self.weight = empty_parameter(kernel, channels, dtype=context.dtype)
         self.bias: nn.Parameter | None
         self.register_parameter(
@@ -83,9 +89,9 @@ class ShortConv(nn.Module):
         """Return [n, length, channels] for the segments of a run; `states` is this part of the
         layer's cache.
         """
-        out, last = self._conv(x, run.load(states), self.weight, self.bias, self._activate)
+        out, last = self._conv(x, run.load(states), self.weight, self.bias, self._has_silu)
         run.store(states, last)
-        return out
+        return out if self._activate is None else self._activate(out)
 
 
 def _load_channels(
@@ -127,7 +133,7 @@ class GatedConv(nn.Module):
             weights,
             f"{prefix}.conv",
             bias=spec.bias,
-            activate=False,
+            activation=None,
         )
         out = [Slice("out", hidden)]
         self.out_proj = Linear(

@@ -277,14 +277,14 @@ def moe(
     return out.to(x.dtype)
 
 
-def swiglu_clamped_and_mul(x: Tensor) -> Tensor:
-    """Return gate * sigmoid(1.702 * gate) * (up + 1) for x = [..., gate | up].
+def swiglu_clamped_and_mul(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """Return gate * sigmoid(alpha * gate) * (up + 1) for x = [..., gate | up].
 
-    gate is clamped to at most 7, up to [-7, 7].
+    gate is clamped to at most `limit`, up to both sides of it.
     """
     gate, up = x.chunk(2, -1)
-    gate = gate.clamp(max=7.0)
-    return gate * torch.sigmoid(gate * 1.702) * (up.clamp(-7.0, 7.0) + 1)
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(gate * alpha) * (up.clamp(-limit, limit) + 1)
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,18 +350,30 @@ def relu2(x: Tensor) -> Tensor:
 
 
 EXPERTS = {**GATED, "relu2_alone": relu2}
-"""Activations of the `moe` op by name."""
+"""Activations that every `moe` op has, by name."""
+UNGATED_EXPERTS = {
+    "silu_alone": F.silu,
+    "gelu_alone": F.gelu,
+    "gelu_tanh_alone": partial(F.gelu, approximate="tanh"),
+    "relu_alone": F.relu,
+}
+"""Further activations of experts without gates, which the reference has."""
 
 
 def expert_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation of the `moe` op; `NAME:LIMIT` clamps the inputs of a gated one, and
-    `NAME:CAP,CAP` softens both of SwiGLU's factors.
+    """Return an activation of the `moe` op; `NAME:LIMIT` clamps the inputs of a gated one.
+
+    `silu:CAP,CAP` softens both of SwiGLU's factors, `swiglu_clamped:ALPHA,LIMIT` changes its
+    numbers.
     """
     kind, _, limit = name.partition(":")
-    if "," in limit:
-        gate, _, up = limit.partition(",")
-        return partial(softcapped_swiglu, gate_cap=float(gate), up_cap=float(up))
-    return partial(clamped, EXPERTS[kind], limit=float(limit)) if limit else EXPERTS[kind]
+    first, _, second = limit.partition(",")
+    if second and kind == "swiglu_clamped":
+        return partial(swiglu_clamped_and_mul, alpha=float(first), limit=float(second))
+    if second:
+        return partial(softcapped_swiglu, gate_cap=float(first), up_cap=float(second))
+    found = EXPERTS.get(kind) or UNGATED_EXPERTS[kind]
+    return partial(clamped, found, limit=float(limit)) if limit else found
 
 
 def clamped(activation: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from builtin_plugins.quant_methods.mxfp4.experts import Mxfp4
 from core.errors import ModelError
-from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint, tiny_config
+from core.testing.checkpoints import ARCHITECTURES, TINY, VOCAB, make_checkpoint
 from core.testing.no_readback import no_readback
 from core.testing.one_sequence import Session
 from core.testing.published.catalog import PUBLISHED
@@ -164,6 +162,13 @@ OTHER_FORMS: list[tuple[str, dict[str, Any]]] = [
         "SmolLM3ForCausalLM",
         {"no_rope_layers": None, "no_rope_layer_interval": 3, "use_sliding_window": False},
     ),
+    ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}),
+    ("DeepseekV4ForCausalLM", {"mlp_bias": True}),
+    ("GptOssForCausalLM", {"swiglu_alpha": 1.3, "swiglu_limit": 0.5}),
+    *(
+        ("NemotronHForCausalLM", {"mlp_hidden_act": activation})
+        for activation in ("gelu", "gelu_pytorch_tanh", "relu", "silu")
+    ),
 ]
 
 
@@ -178,7 +183,17 @@ def test_architecture_variants_equal_transformers(
     load: Callable[..., Any],
     by_transformers: Callable[[Path], Any],
 ) -> None:
-    folder = make_checkpoint(architecture, tmp_path, seed=2, **changes)
+    assert_equal_to_transformers(architecture, changes, tmp_path, load, by_transformers)
+
+
+def assert_equal_to_transformers(
+    architecture: str,
+    changes: dict[str, Any],
+    folder: Path,
+    load: Callable[..., Any],
+    by_transformers: Callable[[Path], Any],
+) -> None:
+    make_checkpoint(architecture, folder, seed=2, **changes)
     ids, expected_tokens, expected = oracle(by_transformers(folder))
     tokens, found = Session(load(architecture, folder)).generate(ids, NUM_GENERATED)
     assert (found[: len(expected)] - expected).abs().max() < TOLERANCE
@@ -205,14 +220,14 @@ RECURRENT_ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("architecture", RECURRENT_ACTIVATIONS)
-def test_other_activations_of_recurrent_layers_are_refused(
-    architecture: str, spec_of: Callable[[str, Any], Any]
+def test_other_activations_of_recurrent_layers_equal_transformers(
+    architecture: str,
+    tmp_path: Path,
+    load: Callable[..., Any],
+    by_transformers: Callable[[Path], Any],
 ) -> None:
-    name = RECURRENT_ACTIVATIONS[architecture]
-    config = tiny_config(architecture, **{name: "gelu"})
-    fields = SimpleNamespace(**json.loads(config.to_json_string()))
-    with pytest.raises(ModelError, match=f"{name} in config.json: got 'gelu'; expected 'silu'"):
-        spec_of(architecture, fields)
+    changes = {RECURRENT_ACTIVATIONS[architecture]: "gelu"}
+    assert_equal_to_transformers(architecture, changes, tmp_path, load, by_transformers)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "PhimoeForCausalLM"])
