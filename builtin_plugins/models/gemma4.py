@@ -1,15 +1,19 @@
 """Gemma 4, text: shared keys and values, per-layer embeddings, experts parallel to the MLP."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from builtin_plugins.models.generic.config import read_config
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import MoeSpec, ParallelExpertsSpec, PerLayerInputSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.rope import ProportionalScaling, RopeSpec
 
+HERE = "builtin_plugins.models.gemma4"
 NAMES = WeightNames(
     attention_out="post_attention_layernorm",
     mlp_in="pre_feedforward_layernorm",
@@ -24,8 +28,12 @@ NAMES = WeightNames(
 
 @hookimpl
 def engine_models() -> list[Entry]:
-    """Return the architecture."""
-    return [Entry("Gemma4ForCausalLM", "builtin_plugins.models.gemma4:spec", "Gemma 4, text only")]
+    """Return the architectures."""
+    return [
+        Entry("Gemma4ForCausalLM", f"{HERE}:spec", "Gemma 4, text only"),
+        Entry("Gemma4UnifiedForCausalLM", f"{HERE}:unified", "Gemma 4 Unified, text only"),
+        Entry("Gemma4UnifiedForConditionalGeneration", f"{HERE}:composite", "its text alone"),
+    ]
 
 
 def spec(hf_config: object) -> DecoderSpec:
@@ -74,6 +82,20 @@ def spec(hf_config: object) -> DecoderSpec:
         logit_softcap=facts.number_or_none("final_logit_softcapping"),
         names=NAMES,
     )
+
+
+def unified(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Gemma 4 Unified text config: layers have no embeddings of their own."""
+    window = ModelFacts(hf_config).window(1024)
+    return spec(with_fields(hf_config, hidden_size_per_layer_input=0, sliding_window=window))
+
+
+def composite(hf_config: object) -> DecoderSpec:
+    """Return the text part of Gemma 4 Unified; its image processor needs torchvision."""
+    found = unified(SimpleNamespace(**read_config(hf_config).get_text_config().to_dict()))
+    rename = ((r"^model\.language_model\.", "model."), *NAMES.rename)
+    towers = ("model.embed_vision.*", "model.embed_audio.*", "model.vision_embedder.*")
+    return replace(found, names=replace(NAMES, rename=rename, ignored=(*NAMES.ignored, *towers)))
 
 
 def _source(windows: list[int | None], first_shared: int, index: int) -> int | None:

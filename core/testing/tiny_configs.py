@@ -402,7 +402,7 @@ MIXTURES: Final[Mapping[str, Tiny]] = {
     ),
 }
 
-_GEMMA4: Final = {
+_GEMMA4_UNIFIED: Final = {
     **SHAPE,
     "tie_word_embeddings": True,
     "num_hidden_layers": 6,
@@ -414,13 +414,16 @@ _GEMMA4: Final = {
     "use_double_wide_mlp": True,
     "attention_k_eq_v": True,
     "per_layer_config": {str(i): {"head_dim": 32, "num_key_value_heads": 1} for i in (1, 3, 5)},
+    "final_logit_softcapping": 8.0,
+}
+_GEMMA4: Final = {
+    **_GEMMA4_UNIFIED,
     "enable_moe_block": True,
     "num_experts": 4,
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 16,
-    "final_logit_softcapping": 8.0,
 }
 
 _ZAYA: Final = {
@@ -477,6 +480,7 @@ _INKLING_2: Final = {
 }
 UNLIKE_OTHERS: Final[Mapping[str, Tiny]] = {
     "Gemma4ForCausalLM": ("Gemma4TextConfig", _GEMMA4),
+    "Gemma4UnifiedForCausalLM": ("Gemma4UnifiedTextConfig", _GEMMA4_UNIFIED),
     "ZayaForCausalLM": ("ZayaConfig", _ZAYA),
     "InklingForCausalLM": ("InklingTextConfig", {**_INKLING, **_INKLING_1}),
     "Inkling2ForCausalLM": ("Inkling2TextConfig", {**_INKLING, **_INKLING_2}),
