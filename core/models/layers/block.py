@@ -166,7 +166,9 @@ class Block(nn.Module):
         parts: list[tuple[ResidualJoin | HyperConnection | BlockResidual, Sublayer]] = []
         self.parallel_mlp_norm: Norm | None = None
         if hyper is not None:
-            connect = partial(HyperConnection, hyper, spec.hidden_size, weights=weights)
+            connect = partial(
+                HyperConnection, hyper, spec.hidden_size, context=context, weights=weights
+            )
             parts.append((connect(before, f"{prefix}.{names.hyper_attention}"), self._mix))
             parts.append((connect(mlp_in, f"{prefix}.{names.hyper_mlp}"), self._feed))
         elif layer.streams is not None:

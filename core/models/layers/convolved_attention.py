@@ -14,6 +14,7 @@ from torch import nn
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, SlidingRows, SlidingWindow
 from core.models.layers.linear import Linear, Slice
+from core.models.layers.per_head import PerHead
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -78,15 +79,22 @@ class ConvolvedAttention(nn.Module):
         channels = (spec.heads + spec.kv_heads) * spec.head_size
         by_channel, by_head = spec.kernels
         shapes = {
-            "conv_qk_depthwise": (channels, 1, by_channel),
-            "conv_qk_grouped": (channels, spec.head_size, by_head),
+            "conv_qk_depthwise.weight": (channels, 1, by_channel),
+            "conv_qk_depthwise.bias": (channels,),
+            "conv_qk_grouped.bias": (channels,),
         }
         for name, shape in shapes.items():
-            for suffix, size in (("weight", shape), ("bias", shape[:1])):
-                parameter = empty_parameter(*size, dtype=context.dtype)
-                self.register_parameter(f"{name}_{suffix}", parameter)
-                load = partial(copy_weight, parameter.data)
-                weights.add(f"{prefix}.{name}.{suffix}", size, load)
+            parameter = empty_parameter(*shape, dtype=context.dtype)
+            self.register_parameter(name.replace(".", "_"), parameter)
+            weights.add(f"{prefix}.{name}", shape, partial(copy_weight, parameter.data))
+        heads = channels // spec.head_size
+        name = f"{prefix}.conv_qk_grouped"
+        self.by_head = PerHead(heads, spec.head_size, by_head * spec.head_size, name, context)
+        weights.add(f"{name}.weight", (channels, spec.head_size, by_head), self._load_by_head)
+
+    def _load_by_head(self, tensor: torch.Tensor) -> None:
+        heads = tensor.unflatten(0, (-1, self.spec.head_size))
+        self.by_head.load(heads.transpose(2, 3).flatten(2))
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, plan: Any, recent_plan: RowsPlan
@@ -149,8 +157,7 @@ class ConvolvedAttention(nn.Module):
         weight = self.get_parameter("conv_qk_depthwise_weight")[:, 0].T  # [kernel, channels]
         windows = rows.unfold(1, by_channel, 1)  # [n, by_head, channels, by_channel]
         found = (windows * weight.T).sum(-1) + self.get_parameter("conv_qk_depthwise_bias")
-        weight = self.get_parameter("conv_qk_grouped_weight").view(heads, size, size, by_head)
-        found = torch.einsum("nkhi,hoik->nho", torch.unflatten(found, 2, (heads, size)), weight)
+        found = self.by_head(found.unflatten(2, (heads, size)).transpose(1, 2).flatten(2))
         found = found + self.get_parameter("conv_qk_grouped_bias").view(heads, size)
         mixed = found.new_zeros(len(product), heads, size)
         mixed[plan.tokens] = found

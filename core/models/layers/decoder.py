@@ -139,7 +139,7 @@ class Decoder(nn.Module):
             self.pooling_head = PoolingHead(
                 spec.pooling, spec.vocab_size if spec.pooling.logits else hidden, weights
             )
-        self.stream_sum = _make_stream_sum(spec, weights)
+        self.stream_sum = _make_stream_sum(spec, context, weights)
         self.norm = optional_norm(spec.norm, hidden, context, weights, names.final_norm)
         _normalize_loops(self._blocks, spec.loop_length, self.norm)
         if not spec.has_head:
@@ -423,13 +423,15 @@ def _make_blocks(
     return blocks, tuple(rotaries.values())
 
 
-def _make_stream_sum(spec: DecoderSpec, weights: WeightMap) -> StreamSum | StreamReader | None:
+def _make_stream_sum(
+    spec: DecoderSpec, context: BuildContext, weights: WeightMap
+) -> StreamSum | StreamReader | None:
     """Return the sum of several residual streams; None for one."""
     if spec.reads_blocks:
         return StreamReader(spec.hidden_size, spec.names.final_streams, weights)
     hyper = spec.hyper_connections
     prefix = spec.names.hyper_head
-    return None if hyper is None else StreamSum(hyper, spec.hidden_size, prefix, weights)
+    return None if hyper is None else StreamSum(hyper, spec.hidden_size, prefix, context, weights)
 
 
 def _normalize_loops(blocks: Sequence[Block], length: int, norm: Norm | None) -> None:

@@ -5,15 +5,19 @@ The streams of a token lie one after another, [n, streams * hidden].
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from core.model_spec.attention import NormSpec
+from core.models.layers.norm import RmsNorm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
+    from core.contracts.models import BuildContext
     from core.model_spec.compressed import HyperConnectionSpec
     from core.models.layers.norm import Norm
     from core.models.layers.residual import ForwardContext, ResidualPair, Sublayer
@@ -31,13 +35,17 @@ class StreamWeights(nn.Module):
         hidden: int,
         counts: list[int],
         prefix: str,
+        context: BuildContext,
         weights: WeightMap,
     ) -> None:
         super().__init__()
-        self._eps = spec.norm_eps
         self._counts = counts
+        self._linear = context.ops.linear
+        width = spec.streams * hidden
+        exact = replace(context, dtype=torch.float32)
+        self.norm = RmsNorm(NormSpec(eps=spec.norm_eps, weight=False), width, exact, weights, "")
         shapes = {
-            "fn": (sum(counts), spec.streams * hidden),
+            "fn": (sum(counts), width),
             "base": (sum(counts),),
             "scale": (len(counts),),
         }
@@ -48,9 +56,7 @@ class StreamWeights(nn.Module):
 
     def forward(self, streams: torch.Tensor) -> list[torch.Tensor]:
         """Return each group of numbers, [n, count]."""
-        flat = streams.float()
-        flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self._eps)
-        found = torch.nn.functional.linear(flat, self.get_parameter("fn"))
+        found = self._linear(self.norm(streams.float()), self.get_parameter("fn"))
         parts = torch.split(found, self._counts, -1)
         bases = torch.split(self.get_parameter("base"), self._counts)
         scales = self.get_parameter("scale").unbind()
@@ -66,14 +72,16 @@ class HyperConnection(nn.Module):
         hidden: int,
         norm: Norm | None,
         prefix: str,
+        context: BuildContext,
         weights: WeightMap,
     ) -> None:
         super().__init__()
         self.norm = norm
         self._spec = spec
+        self._sigmoid = context.ops.sigmoid
         count = spec.streams
         counts = [count, count, count * count] if spec.iterations else [count, count]
-        self.weights = StreamWeights(spec, hidden, counts, prefix, weights)
+        self.weights = StreamWeights(spec, hidden, counts, prefix, context, weights)
 
     def forward(
         self, part: Sublayer, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
@@ -83,8 +91,8 @@ class HyperConnection(nn.Module):
         spec = self._spec
         streams = x.view(len(x), spec.streams, -1)
         found = self.weights(x)
-        read = found[0].sigmoid() + spec.eps
-        written = spec.magnitude * found[1].sigmoid() + spec.output_eps
+        read = self._sigmoid(found[0]) + spec.eps
+        written = spec.magnitude * self._sigmoid(found[1]) + spec.output_eps
         inner = (read[..., None] * streams).sum(1).to(x.dtype)
         out = part(inner if self.norm is None else self.norm(inner), inner, step)
         if spec.iterations:
@@ -99,15 +107,21 @@ class StreamSum(nn.Module):
     """The weighted sum of the streams after the last layer."""
 
     def __init__(
-        self, spec: HyperConnectionSpec, hidden: int, prefix: str, weights: WeightMap
+        self,
+        spec: HyperConnectionSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
     ) -> None:
         super().__init__()
         self._spec = spec
-        self.weights = StreamWeights(spec, hidden, [spec.streams], prefix, weights)
+        self._sigmoid = context.ops.sigmoid
+        self.weights = StreamWeights(spec, hidden, [spec.streams], prefix, context, weights)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden]."""
-        read: torch.Tensor = self.weights(x)[0].sigmoid() + self._spec.eps
+        read: torch.Tensor = self._sigmoid(self.weights(x)[0]) + self._spec.eps
         streams = x.view(len(x), self._spec.streams, -1)
         return (read[..., None] * streams).sum(1).to(x.dtype)
 

@@ -28,14 +28,10 @@ STATEFUL = {*LINEAR, *RECURRENT} - {"Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lf
 """Architectures with recurrent layers: their scans depend on the length of a chunk."""
 PLAIN_PRODUCTS = {
     "DeepseekV4ForCausalLM",
-    "HYV4ForCausalLM",
     "Inkling2ForCausalLM",
     "InklingForCausalLM",
-    "ZayaForCausalLM",
 }
-"""Architectures with hyper-connections, relative biases, or convolutions over queries and keys:
-torch's own products compute them.
-"""
+"""Architectures whose attention torch's own products compute: compressed keys, relative biases."""
 STATELESS = sorted(
     {*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE}
     - STATEFUL
