@@ -31,6 +31,8 @@ MPT = WeightNames(
     up="ffn.up_proj",
     down="ffn.down_proj",
 )
+MPT_FIELDS = {"hidden": "d_model", "layers": "n_layers", "positions": "max_seq_len"}
+"""Names of MPT's and DBRX's sizes."""
 
 
 @hookimpl
@@ -47,10 +49,10 @@ def engine_models() -> list[Entry]:
 
 def bloom(hf_config: object) -> DecoderSpec:
     """Return the facts of a BLOOM config: also normalises the embeddings."""
-    facts = ModelFacts(hf_config)
+    facts = ModelFacts(renamed(hf_config, hidden_size="n_embed"))
     is_normed = facts.flag("apply_residual_connection_post_layernorm")
     norm = facts.layer_norm("layer_norm_epsilon")
-    hidden = facts.count("hidden_size", facts.get("n_embed"))
+    hidden = facts.count("hidden_size")
     heads = facts.count("n_head", facts.get("num_attention_heads"))
     size = facts.head_size(hidden, heads)
     slopes = alibi_slopes(heads)
@@ -63,13 +65,9 @@ def bloom(hf_config: object) -> DecoderSpec:
         normed_residual=((1.0, 1.0), (1.0, 1.0)) if is_normed else None,
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions("seq_length"),
-        layers=(layer,) * facts.num_layers("n_layer"),
+        **facts.decoder(layer, tied=True, layers="n_layer", positions="seq_length"),
         norm=norm,
         embed_norm=norm,
-        tied_head=facts.flag("tie_word_embeddings", True),
         names=BLOOM,
     )
 
@@ -94,12 +92,8 @@ def mpt(hf_config: object) -> DecoderSpec:
         mlp=MlpSpec(width=4 * hidden, activation="gelu", gated=False),
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions("max_seq_len"),
-        layers=(layer,) * facts.num_layers("n_layers"),
+        **facts.decoder(layer, tied=True, **MPT_FIELDS),
         norm=norm,
-        tied_head=facts.flag("tie_word_embeddings", True),
         names=MPT,
     )
 

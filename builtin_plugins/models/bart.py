@@ -216,12 +216,8 @@ def decoder(
     sinusoids: bool | Literal["wide"] = "wide" if positions == "wide" else not is_learned
     layer = layer_of(facts, "decoder", pre_norm=pre_norm, activation=activation)
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=max_positions,
-        layers=(layer,) * facts.num_layers("decoder_layers"),
+        **facts.decoder(layer, tied=True, length=1024, hidden="d_model", layers="decoder_layers"),
         norm=NORM if pre_norm else None,
-        tied_head=facts.flag("tie_word_embeddings", True),
         embed_norm=embed_norm,
         embed_scale=hidden**0.5 if facts.flag("scale_embedding", scaled) else 1.0,
         learned_positions=max_positions if is_learned else 0,

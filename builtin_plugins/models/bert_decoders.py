@@ -9,7 +9,7 @@ from builtin_plugins.models.encoders.bert import names_of
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, with_fields
-from core.model_spec.layer import LayerSpec
+from core.model_spec.layer import post_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec
 from core.model_spec.rope import RopeSpec
@@ -58,12 +58,10 @@ def _decoder(
             "bidirectional without it. Set it with --hf-overrides."
         )
     norm = facts.layer_norm(eps=1e-12)
-    layer = LayerSpec(
+    layer = post_norm_layer(
+        norm,
         attention=facts.attention(rope=rope, qkv_bias=facts.flag("use_bias", True), out_bias=True),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
-        attention_out=norm,
-        mlp_out=norm,
-        post_norm=True,
     )
     hidden = facts.count("hidden_size")
     return DecoderSpec(

@@ -67,13 +67,10 @@ def spec(hf_config: object) -> DecoderSpec:
         for index in range(facts.num_layers("n_layer"))
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=positions,
+        **facts.decoder(tied=True, hidden="n_embd", positions="n_positions", length=1024),
         learned_positions=positions,
         layers=layers,
         norm=norm,
-        tied_head=facts.flag("tie_word_embeddings", True),
         names=NAMES,
     )
 

@@ -6,7 +6,7 @@ from math import ceil
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
 from core.model_spec.decoder import DecoderSpec
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, renamed
 from core.model_spec.hybrid_facts import step_limits
 from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
@@ -136,10 +136,7 @@ def rwkv(hf_config: object) -> DecoderSpec:
     blocks = facts.num_layers()
     halved = [index // every if every > 0 else 0 for index in range(blocks + 1)]
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions("context_length", 1024),
-        tied_head=facts.flag("tie_word_embeddings"),
+        **facts.decoder(positions="context_length", length=1024),
         layers=tuple(
             LayerSpec(recurrent=mixer, attention_in=replace(norm, eps=norm.eps * 4**times))
             for times in halved[:blocks]
@@ -153,11 +150,11 @@ def rwkv(hf_config: object) -> DecoderSpec:
 
 def xlstm(hf_config: object) -> DecoderSpec:
     """Return the facts of an xLSTM config."""
-    facts = ModelFacts(hf_config)
+    facts = ModelFacts(renamed(hf_config, hidden_size="embedding_dim"))
     facts.refuse("use_bias")
     if facts.get("weight_mode", "single") != "single":
         raise ModelError("weight_mode: expected 'single', as transformers makes no other weights.")
-    hidden = facts.count("hidden_size", facts.get("embedding_dim"))
+    hidden = facts.count("hidden_size")
     heads = facts.count("num_heads", 8)
     norm = facts.norm("norm_eps")
     multiple = facts.count("ffn_round_up_to_multiple_of", 64)
@@ -175,11 +172,7 @@ def xlstm(hf_config: object) -> DecoderSpec:
         mlp=MlpSpec(width=width * multiple),
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions(default=8192),  # its config has none; it was trained so
-        tied_head=facts.flag("tie_word_embeddings"),
-        layers=(layer,) * facts.num_layers(),
+        **facts.decoder(layer, length=8192),  # its config has none; it was trained so
         norm=norm,  # transformers 5.23 has it without `add_out_norm`, too
         logit_softcap=facts.number("output_logit_soft_cap", 30.0),
         names=XLSTM,

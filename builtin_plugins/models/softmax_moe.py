@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from builtin_plugins.models.alibi import MPT_FIELDS
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
@@ -114,15 +115,7 @@ def dbrx(hf_config: object) -> DecoderSpec:
             renormalize=power is not None,
         ),
     )
-    return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions("max_seq_len"),
-        layers=(layer,) * facts.num_layers("n_layers"),
-        norm=norm,
-        tied_head=facts.flag("tie_word_embeddings"),
-        names=DBRX,
-    )
+    return DecoderSpec(**facts.decoder(layer, **MPT_FIELDS), norm=norm, names=DBRX)
 
 
 def ernie4_5(hf_config: object) -> DecoderSpec:

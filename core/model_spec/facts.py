@@ -175,17 +175,27 @@ class ModelFacts(ConfigFields):
             }
         )
 
-    def decoder(self, layer: LayerSpec | None = None, *, tied: bool = False) -> dict[str, Any]:
-        """Return the common `DecoderSpec` fields; `tied` is the config class's default.
+    def decoder(
+        self,
+        layer: LayerSpec | None = None,
+        *,
+        tied: bool = False,
+        length: int = 2048,
+        hidden: str = "hidden_size",
+        layers: str = "num_hidden_layers",
+        positions: str = "max_position_embeddings",
+    ) -> dict[str, Any]:
+        """Return the common `DecoderSpec` fields, from fields of the config with these names.
 
-        With `layer`, all layers are equal.
+        `tied` and `length` are the defaults of the config class. With `layer`, all layers are
+        equal.
         """
-        layers = {} if layer is None else {"layers": (layer,) * self.num_layers()}
+        equal = {} if layer is None else {"layers": (layer,) * self.num_layers(layers)}
         return {
-            **layers,
+            **equal,
             "vocab_size": self.count("vocab_size"),
-            "hidden_size": self.count("hidden_size"),
-            "max_positions": self.num_positions(),
+            "hidden_size": self.count(hidden),
+            "max_positions": self.num_positions(positions, length),
             "tied_head": self.flag("tie_word_embeddings", tied),
         }
 

@@ -315,6 +315,11 @@ def pre_norm_layer(norm: NormSpec, **facts: Any) -> LayerSpec:
     return LayerSpec(attention_in=norm, mlp_in=norm, **facts)
 
 
+def post_norm_layer(norm: NormSpec, **facts: Any) -> LayerSpec:
+    """Return a layer that normalises the sums after attention and MLP, each with own weights."""
+    return LayerSpec(attention_out=norm, mlp_out=norm, post_norm=True, **facts)
+
+
 def check_activation(name: str) -> None:
     if name not in ACTIVATIONS:
         raise ModelError(f"activation: got {name!r}; expected one of {', '.join(ACTIVATIONS)}.")

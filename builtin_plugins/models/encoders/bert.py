@@ -17,7 +17,7 @@ from core.api import ModelError
 from core.model_spec.attention import AttentionSpec, NormSpec, RelativeBiasSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
+from core.model_spec.layer import LayerSpec, MlpSpec, post_norm_layer, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec
 
@@ -49,7 +49,7 @@ def layer_of(facts: ModelFacts, norm: NormSpec, relative: RelativeBiasSpec | Non
         rope=None, causal=False, qkv_bias=True, out_bias=True, relative=relative
     )
     mlp = facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True)
-    return LayerSpec(attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, post_norm=True)
+    return post_norm_layer(norm, attention=attention, mlp=mlp)
 
 
 def spec_of(
@@ -208,15 +208,10 @@ def distilbert(hf_config: object) -> DecoderSpec:
     mlp = MlpSpec(
         width=facts.count("hidden_dim", 3072), activation=activation, gated=False, bias=True
     )
-    layer = LayerSpec(
-        attention=attention, mlp=mlp, attention_out=norm, mlp_out=norm, post_norm=True
-    )
+    layer = post_norm_layer(norm, attention=attention, mlp=mlp)
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=positions,
+        **facts.decoder(layer, length=512, hidden="dim", layers="n_layers"),
         learned_positions=positions,
-        layers=(layer,) * facts.num_layers("n_layers"),
         norm=None,
         embed_norm=norm,
         pooling=pooling(facts, (dense("pre_classifier", hidden, "relu"),)),

@@ -9,7 +9,7 @@ from builtin_plugins.models.encoders.heads import IGNORED, bare, dense, pooling
 from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
-from core.model_spec.layer import LayerSpec, MlpSpec, pre_norm_layer
+from core.model_spec.layer import LayerSpec, MlpSpec, post_norm_layer, pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.pooling import DenseSpec
 from core.model_spec.rope import LinearScaling, RopeSpec
@@ -36,7 +36,6 @@ def modernbert(hf_config: object) -> DecoderSpec:
     """
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("norm_eps", 1e-5, bias=facts.flag("norm_bias"))
-    hidden = facts.count("hidden_size")
     bias = facts.flag("attention_bias")
     mlp_bias = facts.flag("mlp_bias")
     size = facts.heads()["head_size"]
@@ -65,11 +64,16 @@ def modernbert(hf_config: object) -> DecoderSpec:
         )
         for index, window in enumerate(windows)
     )
-    head = _modernbert_head(facts, norm)
+    head = DenseSpec(  # before the pooler and the classifier
+        name="head.dense",
+        width=facts.count("hidden_size"),
+        bias=facts.flag("classifier_bias"),
+        activation=facts.activation("classifier_activation", "gelu"),
+        norm=norm,
+        norm_name="head.norm",
+    )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions(default=8192),
+        **facts.decoder(length=8192),
         layers=layers,
         norm=norm,
         embed_norm=norm,
@@ -77,18 +81,6 @@ def modernbert(hf_config: object) -> DecoderSpec:
             facts, (head,), pooler=str(facts.get("classifier_pooling", "cls")), before=(head,)
         ),
         names=MODERNBERT,
-    )
-
-
-def _modernbert_head(facts: ModelFacts, norm: NormSpec) -> DenseSpec:
-    """Return the dense layer before the pooler and the classifier."""
-    return DenseSpec(
-        name="head.dense",
-        width=facts.count("hidden_size"),
-        bias=facts.flag("classifier_bias"),
-        activation=facts.activation("classifier_activation", "gelu"),
-        norm=norm,
-        norm_name="head.norm",
     )
 
 
@@ -108,10 +100,7 @@ def eurobert(hf_config: object) -> DecoderSpec:
         mlp=facts.mlp(bias=facts.flag("mlp_bias")),
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=facts.count("hidden_size"),
-        max_positions=facts.num_positions(default=8192),
-        layers=(layer,) * facts.num_layers(),
+        **facts.decoder(layer, length=8192),
         norm=norm,
         pooling=spec,
         names=WeightNames(rename=bare("model", "embed_tokens", "layers", "norm"), ignored=IGNORED),
@@ -131,7 +120,8 @@ def nomic(hf_config: object) -> DecoderSpec:
         facts.number("layer_norm_eps", facts.number("layer_norm_epsilon", 1e-12)),
         bias=True,
     )
-    layer = LayerSpec(
+    layer = post_norm_layer(
+        norm,
         attention=AttentionSpec(
             heads=heads,
             kv_heads=heads,
@@ -144,9 +134,6 @@ def nomic(hf_config: object) -> DecoderSpec:
             width=facts.count("intermediate_size", facts.count("n_inner", 4 * hidden)),
             activation=facts.activation(),
         ),
-        attention_out=norm,
-        mlp_out=norm,
-        post_norm=True,
     )
     return DecoderSpec(
         vocab_size=facts.count("vocab_size"),
@@ -170,7 +157,8 @@ def jina(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm(eps=1e-5)
     hidden = facts.count("hidden_size")
     size = facts.heads()["head_size"]
-    layer = LayerSpec(
+    layer = post_norm_layer(
+        norm,
         attention=facts.attention(
             rope=facts.rope(size, theta=facts.number("rotary_emb_base", 20_000.0)),
             causal=False,
@@ -178,20 +166,14 @@ def jina(hf_config: object) -> DecoderSpec:
             out_bias=True,
         ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
-        attention_out=norm,
-        mlp_out=norm,
-        post_norm=True,
     )
     head = (
         dense("classifier.dense", hidden, "tanh"),
         dense("classifier.out_proj", facts.num_labels(), ""),
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions(default=8194),
+        **facts.decoder(layer, length=8194),
         token_types=facts.count("type_vocab_size", 1, least=0),
-        layers=(layer,) * facts.num_layers(),
         norm=None,
         embed_norm=norm,
         pooling=pooling(facts, head),
@@ -204,14 +186,12 @@ def gte(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm(eps=1e-12)
     hidden = facts.count("hidden_size")
-    layer = LayerSpec(
+    layer = post_norm_layer(
+        norm,
         attention=facts.attention(
             rope=_stretched(facts), causal=False, qkv_bias=True, out_bias=True
         ),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), out_bias=True),
-        attention_out=norm,
-        mlp_out=norm,
-        post_norm=True,
     )
     names = WeightNames(
         embed="new.embeddings.word_embeddings",
@@ -229,11 +209,8 @@ def gte(hf_config: object) -> DecoderSpec:
         ignored=IGNORED,
     )
     return DecoderSpec(
-        vocab_size=facts.count("vocab_size"),
-        hidden_size=hidden,
-        max_positions=facts.num_positions(default=8192),
+        **facts.decoder(layer, length=8192),
         token_types=facts.count("type_vocab_size", 1, least=0),
-        layers=(layer,) * facts.num_layers(),
         norm=None,
         embed_norm=norm,
         pooling=pooling(facts, (dense("new.pooler.dense", hidden, "tanh"),)),
