@@ -1,22 +1,33 @@
-"""Qwen3-Next and Qwen 3.5: gated delta rule, with gated attention in every fourth layer."""
+"""Qwen3-Next, Qwen 3.5 and Qwen4-Exp: gated delta rule, with gated attention in every fourth layer."""
 
 from dataclasses import replace
 
 from core.api import Entry, hookimpl
+from core.model_spec.attention import PooledIndexerSpec
+from core.model_spec.compressed import GatedStreamsSpec
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
 from core.model_spec.facts import ModelFacts
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
+from core.model_spec.ngrams import NgramSpec
 from core.model_spec.recurrent import GatedDeltaSpec
 
 HERE = "builtin_plugins.models.qwen3_next"
-NAMES = WeightNames(
+QWEN3 = WeightNames(
     recurrent="linear_attn",
     attention_gate="",
     shared_gate="mlp.shared_expert.gate_proj",
     shared_up="mlp.shared_expert.up_proj",
     shared_down="mlp.shared_expert.down_proj",
     ignored=("*.rotary_emb.inv_freq", "mtp.*"),
+)
+QWEN4 = replace(
+    QWEN3,
+    hyper_attention="attn_hyper_connection",
+    hyper_mlp="mlp_hyper_connection",
+    hyper_head="model.hyper_connection_mixer",
+    # The hash functions, which the config determines.
+    ignored=(*QWEN3.ignored, "*.layer_multipliers", "*.ngram_heads_*"),
 )
 
 
@@ -27,6 +38,7 @@ def engine_models() -> list[Entry]:
         Entry("Qwen3NextForCausalLM", f"{HERE}:qwen3_next", "Qwen3-Next"),
         Entry("Qwen3_5ForCausalLM", f"{HERE}:qwen3_5", "Qwen 3.5, text"),
         Entry("Qwen3_5MoeForCausalLM", f"{HERE}:qwen3_5_moe", "Qwen 3.5 with experts, text"),
+        Entry("Qwen4ExpForCausalLM", f"{HERE}:qwen4_exp", "Qwen4-Exp, text: n-grams, streams"),
     ]
 
 
@@ -54,6 +66,57 @@ def qwen3_5_moe(hf_config: object) -> DecoderSpec:
     return _decoder(facts, _delta(facts), [_experts(facts)] * facts.num_layers())
 
 
+def qwen4_exp(hf_config: object) -> DecoderSpec:
+    """Return the facts of a Qwen4-Exp text config: gated streams, an indexer, hashed n-grams."""
+    facts = ModelFacts(hf_config)
+    experts = replace(_experts(facts), renormalize=facts.flag("norm_topk_prob", True))
+    spec = _decoder(facts, _delta(facts), [experts] * facts.num_layers())
+    ratio = facts.count("indexer_compress_ratio")
+    indexer = PooledIndexerSpec(
+        heads=facts.count("indexer_n_heads"),
+        size=facts.count("indexer_head_dim"),
+        block_size=ratio,
+        top_blocks=facts.count("indexer_budget") // ratio,
+        norm=facts.norm(offset=1.0),
+    )
+    numbers = sorted(facts.indices("ple_layer_ids"))
+    layers = tuple(
+        replace(
+            layer,
+            attention=layer.attention and replace(layer.attention, indexer=indexer),
+            attention_in=None,
+            mlp_in=None,
+            ngrams=_ngrams(facts, numbers.index(i + 1)) if i + 1 in numbers else None,
+        )
+        for i, layer in enumerate(spec.layers)
+    )
+    streams = GatedStreamsSpec(
+        streams=facts.count("hc_count", 4),
+        rank=facts.count("hc_lowrank", 320),
+        eps=facts.number("rms_norm_eps", 1e-6),
+    )
+    return replace(spec, layers=layers, norm=None, mtp=None, hyper_connections=streams, names=QWEN4)
+
+
+def _ngrams(facts: ModelFacts, index: int) -> NgramSpec:
+    """Return the n-grams of the layer with this number among those that have them."""
+    ends = facts.required("eos_token_id")
+    return NgramSpec(
+        index=index,
+        vocab_size=facts.count("vocab_size"),
+        width=facts.count("ple_embed_dim", facts.count("hidden_size")),
+        size=facts.count("ngram_size", 3),
+        heads=facts.count("heads_per_ngram", 8),
+        min_rows=int(facts.number("ngram_vocab_size_base", 2e7)),
+        multiple=facts.count("make_ngram_vocab_size_divisible_by", 128),
+        shards=facts.count("split_ngram_parts", 512),
+        separator=ends[0] if isinstance(ends, list) else ends,
+        kernel=facts.count("ple_conv_kernel_size", 4),
+        seed=facts.count("seed", 1234, least=0),
+        eps=facts.number("rms_norm_eps", 1e-6),
+    )
+
+
 def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
     return GatedDeltaSpec(
         heads=facts.count("linear_num_value_heads", 32),
@@ -63,6 +126,7 @@ def _delta(facts: ModelFacts, *, grouped: bool = False) -> GatedDeltaSpec:
         kernel=facts.count("linear_conv_kernel_dim", 4),
         layout="grouped" if grouped else "joined",
         activation=facts.activation(),
+        sigmoid_gate=facts.get("output_gate_type") == "sigmoid",
         eps=facts.number("rms_norm_eps", 1e-6),
     )
 
@@ -92,20 +156,17 @@ def _decoder(
         **heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias
     )
     every = facts.count("full_attention_interval", 4)
-    kinds = facts.layer_kinds("full_attention", "linear_attention")
-    attends = (
-        [(i + 1) % every == 0 for i in range(len(mlps))]
-        if kinds is None
-        else [k[0] == "f" for k in kinds]
-    )
+    kinds = facts.layer_kinds("full_attention", "indexed_attention", "linear_attention") or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(len(mlps))
+    ]
     layers = tuple(
         pre_norm_layer(
             norm,
-            attention=attention if attend else None,
-            recurrent=None if attend else delta,
+            attention=None if kind == "linear_attention" else attention,
+            recurrent=delta if kind == "linear_attention" else None,
             mlp=mlp,
         )
-        for attend, mlp in zip(attends, mlps, strict=True)
+        for kind, mlp in zip(kinds, mlps, strict=True)
     )
     mtp = MtpLayerSpec(
         layer=pre_norm_layer(norm, attention=attention, mlp=mlps[-1]),
@@ -118,4 +179,4 @@ def _decoder(
         final_norm="mtp.norm",
         continues_normed=True,
     )
-    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=NAMES)
+    return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, mtp=mtp, names=QWEN3)

@@ -97,7 +97,7 @@ class AttentionSpec:
     out_bias: bool = False
     kv_dtype: str | None = None
     """KV cache dtype; None: that of the quantization method, else the model dtype."""
-    indexer: BlockIndexerSpec | None = None
+    indexer: BlockIndexerSpec | PooledIndexerSpec | None = None
     """Selects the blocks of keys that a query attends to; None: it attends to all."""
 
     def __post_init__(self) -> None:
@@ -193,6 +193,44 @@ class BlockIndexerSpec:
         if not attention.causal or any(getattr(attention, name) for name in others):
             raise ModelError(
                 "an indexer of blocks supports no window, chunk, softcap, bias, sinks or shared KV."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledIndexerSpec:
+    """Indexer that selects blocks by the mean of their keys, for all heads alike (Qwen4-Exp).
+
+    The last block is selected while it is incomplete.
+    """
+
+    source_layer: ClassVar[None] = None
+    """Each layer selects for itself."""
+    heads: int
+    size: int
+    """Size of queries and keys; their leading part has the RoPE of the layer."""
+    block_size: int
+    """Keys per block (indexer_compress_ratio)."""
+    top_blocks: int
+    """Complete blocks selected per query."""
+    norm: NormSpec
+    """Norm of queries and of pooled keys."""
+
+    @property
+    def top_k(self) -> int:
+        """Maximum number of selected tokens; queries that see no more attend to all."""
+        return self.block_size * (self.top_blocks + 1) - 1
+
+    def check(self, attention: AttentionSpec) -> None:
+        """Raise `ModelError` for sizes that it does not support."""
+        if min(self.heads, self.size, self.block_size, self.top_blocks) < 1:
+            raise ModelError(
+                "indexer_budget: expected at least one block of indexer_compress_ratio tokens. "
+                "Restore the model's own config.json."
+            )
+        if attention.rope is None or attention.rope.size > self.size:
+            raise ModelError(
+                f"indexer_head_dim: got {self.size}; expected at least the rotary size of the "
+                "layer. Restore the model's own config.json."
             )
 
 

@@ -131,3 +131,14 @@ class HyperConnectionSpec:
     """Largest weight of an output."""
     output_eps: float = 0.0
     """Addend of the weights of an output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedStreamsSpec:
+    """Several residual streams, of which a sublayer reads the gated mean (Qwen4-Exp)."""
+
+    streams: int
+    rank: int
+    """Rank of the gate of what is read."""
+    eps: float
+    """Epsilon of the norm of each stream."""

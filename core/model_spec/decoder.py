@@ -13,6 +13,7 @@ from core.model_spec.attention import AttentionSpec, NormSpec
 from core.model_spec.compressed import (
     CompressedAttentionSpec,
     ConvolvedAttentionSpec,
+    GatedStreamsSpec,
     HyperConnectionSpec,
 )
 from core.model_spec.encoder import EncoderSpec
@@ -137,7 +138,7 @@ class DecoderSpec:
     """Layers after which the final norm normalises the residual stream, again and again; 0: it does
     so at the end only.
     """
-    hyper_connections: HyperConnectionSpec | None = None
+    hyper_connections: HyperConnectionSpec | GatedStreamsSpec | None = None
     """Several residual streams instead of one; None: one."""
     pooling: PoolingSpec | None = None
     """Pooling of a pooling model; None: the model generates."""

@@ -16,6 +16,7 @@ from core.model_spec.compressed import (
     ConvolvedAttentionSpec,
     RouterMlpSpec,
 )
+from core.model_spec.ngrams import NgramSpec
 from core.model_spec.recurrent import RecurrentSpec
 from core.model_spec.relative import BlockStreamsSpec, RelativeAttentionSpec
 
@@ -262,6 +263,8 @@ class LayerSpec:
     """Names under which later layers find the residual stream before this layer."""
     blend: tuple[str, float] | None = None
     """An earlier residual stream that is mixed into this layer's, and its share; None: none."""
+    ngrams: NgramSpec | None = None
+    """Embeddings of n-grams that are added to the streams before this layer; None: none."""
     scaled: bool = False
     """Whether the residual stream is multiplied by a stored scalar after this layer."""
     affine_sums: bool = False

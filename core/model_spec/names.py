@@ -67,6 +67,8 @@ class WeightNames:
     """Weights of the residual streams around attention, before `_fn`, `_base` and `_scale`."""
     hyper_mlp: str = "hc_ffn"
     hyper_head: str = "model.hc_head"
+    ngrams: str = "ple"
+    """Embeddings of n-grams; the names within it are the same in all checkpoints."""
     """Weights of the residual streams after the last layer, in the same way."""
     final_streams: str = "model.llm.attn_res.output_query"
     """Query of the residual streams of blocks, after the last layer."""

@@ -117,6 +117,8 @@ class GatedDeltaSpec:
     """Kernel size of the convolution, in tokens."""
     activation: str = "silu"
     """Activation of the convolution's output."""
+    sigmoid_gate: bool = False
+    """Whether the output's gate is a sigmoid, as it is with a decay per channel; else SiLU."""
     max_beta: float = 1.0
     """Maximum write strength; 2 allows negative eigenvalues."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from core.testing.tiny_configs import SHAPE, WINDOW, Tiny
+from core.testing.tiny_configs import SHAPE, VOCAB, WINDOW, Tiny
 
 _HEADS: Final = {**SHAPE, "num_key_value_heads": 2}
 _KINDS: Final = ["linear_attention", "full_attention", "linear_attention"]
@@ -61,6 +61,36 @@ LINEAR: Final[Mapping[str, Tiny]] = {
         },
     ),
     "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeTextConfig", {**_DELTA, **_SHARED}),
+    "Qwen4ExpForCausalLM": (
+        "Qwen4ExpTextConfig",
+        {
+            **{key: value for key, value in _DELTA.items() if key != "intermediate_size"},
+            **_SHARED,
+            "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+            "hc_count": 2,
+            "hc_lowrank": 12,
+            "ple_layer_ids": [1, 3],
+            "ple_embed_dim": 32,
+            "ple_conv_kernel_size": 3,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50,
+            "make_ngram_vocab_size_divisible_by": 8,
+            "split_ngram_parts": 4,
+            "indexer_n_heads": 8,  # with few, blocks that no head scores above 0 are tied
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 16,
+            "indexer_compress_ratio": 4,
+            "output_gate_type": "sigmoid",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 2, 1],
+            },
+            "eos_token_id": VOCAB - 1,
+        },
+    ),
     "OlmoHybridForCausalLM": (
         "OlmoHybridConfig",
         {

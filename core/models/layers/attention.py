@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
+from core.model_spec.attention import PooledIndexerSpec
 from core.model_spec.attention_params import AttentionParams, QkNormRope
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, SlidingWindow
-from core.models.layers.block_sparse_attention import BlockIndexer
+from core.models.layers.block_sparse_attention import BlockIndexer, PooledIndexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
@@ -84,8 +85,13 @@ class Attention(nn.Module):
         self.is_source = False
         self._build_projections(hidden, names, layer, context, weights)
         self._build_norms(names, layer, context, weights)
-        self.indexer: BlockIndexer | None = None
-        if spec.indexer is not None:
+        self.indexer: BlockIndexer | PooledIndexer | None = None
+        if isinstance(spec.indexer, PooledIndexerSpec):
+            assert rotary is not None, "`PooledIndexerSpec` has validated it"
+            prefix = f"{layer}.{names.indexer}"
+            own = (prefix, rotary, context, weights)
+            self.indexer = PooledIndexer(spec, hidden, self.kv_heads, *own)
+        elif spec.indexer is not None:
             assert rotary is not None, "`BlockIndexerSpec` has validated it"
             prefix = f"{layer}.{names.indexer}"
             parts = _kv_parts(spec.kv_heads, group.size)

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from core.model_spec.attention import LatentAttentionSpec, NormSpec
-from core.model_spec.compressed import CompressedAttentionSpec, ConvolvedAttentionSpec
+from core.model_spec.compressed import (
+    CompressedAttentionSpec,
+    ConvolvedAttentionSpec,
+    GatedStreamsSpec,
+)
 from core.model_spec.layer import MoeSpec
 from core.model_spec.relative import RelativeAttentionSpec
 from core.models.layers.attention import Attention
@@ -20,10 +24,11 @@ from core.models.layers.compressed_attention import CompressedAttention
 from core.models.layers.convolved_attention import ConvolvedAttention
 from core.models.layers.cross_attention import CrossAttention
 from core.models.layers.embedding import PerLayerInput
-from core.models.layers.hyper_connections import HyperConnection
+from core.models.layers.hyper_connections import GatedStreams, HyperConnection
 from core.models.layers.latent_attention import LatentAttention
 from core.models.layers.mlp import Mlp
 from core.models.layers.moe import Moe, ParallelMoe
+from core.models.layers.ngrams import Ngrams
 from core.models.layers.norm import Norm, RmsNorm, make_norm, optional_norm
 from core.models.layers.recurrent import Recurrent, make_recurrent
 from core.models.layers.relative_attention import RelativeAttention
@@ -119,6 +124,13 @@ class Block(nn.Module):
         """Norm of the residual stream before this layer."""
         self._saved_streams = layer.saved_streams
         self._blend = layer.blend
+        self.ngrams: Ngrams | None = None
+        self.ngram_plan = -1
+        if layer.ngrams is not None:
+            name = f"{prefix}.{spec.names.ngrams}"
+            streams = spec.stream_width // hidden
+            self.ngrams = Ngrams(layer.ngrams, streams, hidden, name, context, weights)
+        self._enters = bool(layer.saved_streams or layer.blend or layer.ngrams)
         self._has_end = self.per_layer_input is not None or self.scale is not None
         self._arrange(layer, spec, prefix, context, weights)
 
@@ -163,9 +175,15 @@ class Block(nn.Module):
             _write_for_readers(self, before, mlp_in)
         mixing, feeding = layer.normed_residual or (None, None)
         join = partial(_make_join, sums=layer.post_norm)
-        parts: list[tuple[ResidualJoin | HyperConnection | BlockResidual, Sublayer]] = []
+        parts: list[
+            tuple[ResidualJoin | HyperConnection | GatedStreams | BlockResidual, Sublayer]
+        ] = []
         self.parallel_mlp_norm: Norm | None = None
-        if hyper is not None:
+        if isinstance(hyper, GatedStreamsSpec):
+            gated = partial(GatedStreams, hyper, spec.hidden_size, context=context, weights=weights)
+            parts.append((gated(prefix=f"{prefix}.{names.hyper_attention}"), self._mix))
+            parts.append((gated(prefix=f"{prefix}.{names.hyper_mlp}"), self._feed))
+        elif hyper is not None:
             connect = partial(
                 HyperConnection, hyper, spec.hidden_size, context=context, weights=weights
             )
@@ -242,6 +260,9 @@ class Block(nn.Module):
         if self._blend is not None:
             name, share = self._blend
             x = torch.lerp(x, step.streams[name], share)
+        if self.ngrams is not None:
+            assert step.token_ids is not None, "n-grams are of tokens"
+            x = x + self.ngrams(x, step.token_ids, step.plans[self.ngram_plan])
         return x
 
     def forward(
@@ -250,7 +271,7 @@ class Block(nn.Module):
         """Return the residual pair after this layer."""
         if self.is_gated and step.item_states is None:
             return x, residual
-        if self.entry_norm is not None or self._saved_streams or self._blend is not None:
+        if self.entry_norm is not None or self._enters:
             x = self._enter(x, residual, step)
             residual = None
         for join, part in self._parts:

@@ -7,7 +7,7 @@ the attention backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from core.errors import ModelError
+from core.model_spec.attention import BlockIndexerSpec, PooledIndexerSpec
 from core.model_spec.kv import IndexKeys
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
@@ -29,7 +30,7 @@ from core.models.ops.selection import KEYS_PER_PIECE, MAX_PRODUCTS
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.model_spec.attention import AttentionSpec, BlockIndexerSpec
+    from core.model_spec.attention import AttentionSpec
     from core.model_spec.attention_params import AttentionParams
     from core.models.layers.positions import Rotary
     from core.models.layers.weights import WeightMap
@@ -54,13 +55,8 @@ class BlockIndexer(nn.Module):
         """`kv_parts`: ranks that the KV heads are split over."""
         super().__init__()
         spec = attention.indexer
-        assert spec is not None, "the layer has no indexer"
-        if context.attention is not None and not hasattr(context.attention, "read_kv"):
-            raise ModelError(
-                f"--attention-backend: got {type(context.attention).__name__}; expected one that "
-                f"reads single keys, which {prefix} selects. Choose another backend, or lower "
-                f"--max-model-len to {spec.top_k}."
-            )
+        assert isinstance(spec, BlockIndexerSpec), "the layer has no indexer of this kind"
+        check_reads_keys(context, prefix, spec.top_k)
         self.spec = spec
         self._rotary = rotary
         dtype = str(context.dtype).removeprefix("torch.")
@@ -85,6 +81,68 @@ class BlockIndexer(nn.Module):
         return plan.select_blocks(query, key[:, 0], self.cache, self.spec)
 
 
+class PooledIndexer(nn.Module):
+    """Selects blocks of keys for all heads; keys are cached before their norm and RoPE."""
+
+    def __init__(
+        self,
+        attention: AttentionSpec,
+        hidden: int,
+        kv_heads: int,
+        prefix: str,
+        rotary: Rotary,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        """`kv_heads`: those of this rank."""
+        super().__init__()
+        spec = attention.indexer
+        assert isinstance(spec, PooledIndexerSpec), "the layer has no indexer of this kind"
+        check_reads_keys(context, prefix, spec.top_k)
+        self.spec = spec
+        self._kv_heads = kv_heads
+        self._rotary = rotary
+        self._rotate = context.ops.rotary
+        dtype = str(context.dtype).removeprefix("torch.")
+        self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
+        self.cache: torch.Tensor | None = None
+        parts = [Slice("q", spec.heads * spec.size), Slice("k", spec.size)]
+        self.both = Linear(context, weights, f"{prefix}.index_qk_proj", hidden, parts)
+        norm = (spec.norm, spec.size, context, weights)
+        self.query_norm = make_norm(*norm, f"{prefix}.q_layernorm")
+        self.key_norm = make_norm(*norm, f"{prefix}.k_layernorm")
+
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, plan: BlockIndexPlan
+    ) -> torch.Tensor | None:
+        """Return the blocks [n, kv_heads, top_blocks + 1] that the long queries of the step attend
+        to; None: there are none. Keys are written to the cache.
+        """
+        both = self.both(x).view(len(x), -1, self.spec.size)
+        query = self.query_norm(both[:, : self.spec.heads].contiguous())
+        query, _ = self._rotary(query, query[:, :1].clone(), positions)
+        assert self.cache is not None, "bind_kv was not called"
+        found = plan.select_pooled(query, both[:, -1], self.cache, self.spec, self._pool)
+        return None if found is None else found[:, None].expand(-1, self._kv_heads, -1)
+
+    def _pool(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the key of each block [blocks, size], with RoPE at its first position."""
+        pooled = self.key_norm(keys.float().mean(1).to(keys.dtype))[:, None]
+        rotary = self._rotary
+        both = self._rotate(pooled, pooled.clone(), rotary.cos_sin, positions, rotary.interleaved)
+        return both[0][:, 0]
+
+
+def check_reads_keys(context: BuildContext, prefix: str, top_k: int) -> None:
+    """Raise `ModelError` if the attention backend cannot read selected keys."""
+    if context.attention is not None and not hasattr(context.attention, "read_kv"):
+        raise ModelError(
+            f"--attention-backend: got {type(context.attention).__name__}; expected one that "
+            f"reads single keys, which {prefix} selects. Choose another backend, or lower "
+            f"--max-model-len to {top_k}."
+        )
+
+
 class BlockIndexPlan(LongQueriesPlan):
     """The group of index keys in one step, for all its layers."""
 
@@ -96,6 +154,42 @@ class BlockIndexPlan(LongQueriesPlan):
         """
         self._write(key, cache)
         found = [self._blocks_of(each, query, cache, spec) for each in self._long]
+        return torch.cat(found) if found else None
+
+    def select_pooled(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cache: torch.Tensor,
+        spec: PooledIndexerSpec,
+        pool: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Write the keys [num_tokens, size] to the cache; return the blocks [n, top_blocks + 1] that
+        the long queries attend to. None: there are none.
+
+        `pool` maps the keys [blocks, block_size, size] and first positions of blocks to keys
+        [blocks, size].
+        """
+        self._write(key, cache)
+        found = []
+        for long in self._long:
+            length = long.position + long.end - long.start
+            count = length // spec.block_size
+            positions = torch.arange(count * spec.block_size, device=query.device)
+            table = self._inputs.block_table[long.sequence : long.sequence + 1]
+            slots = slots_of(table, positions[None], self._inputs.block_size)[0]
+            rows = cache.flatten(0, 1).index_select(0, slots).view(count, spec.block_size, -1)
+            keys = pool(rows, positions[:: spec.block_size]).float()
+            numbers = torch.arange(count, device=query.device)
+            piece = max(1, MAX_PRODUCTS // (spec.heads * count))
+            for start in range(long.start, long.end, piece):
+                some = query[start : min(long.end, start + piece)].float()
+                seen = torch.arange(len(some), device=query.device)
+                seen = seen + (long.position + start - long.start + 1)
+                complete = (seen // spec.block_size)[:, None]
+                scores = F.relu(some @ keys.T).sum(1).masked_fill(numbers >= complete, -1.0)
+                best = scores.topk(spec.top_blocks, dim=-1).indices
+                found.append(torch.cat([best, complete], dim=-1))
         return torch.cat(found) if found else None
 
     def _blocks_of(
@@ -227,7 +321,7 @@ class BlockSparsePlan(SparsePlan):
         positions = torch.arange(length, device=own.query.device)
         pages = self._read(own, cache, positions)
         keys, values = pages.permute(1, 2, 0, 3)[:, :, None]  # [kv_heads, 1, length, size]
-        num_blocks = -(-length // own.block_size)
+        num_blocks = length // own.block_size + 1  # the last one may be empty
         found = []
         for first, query, blocks in own.pieces(params.heads * length):
             chosen = blocks.new_zeros(*blocks.shape[:2], num_blocks, dtype=torch.bool)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
+from core.model_spec.compressed import GatedStreamsSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.encoder import EncoderFacts, EncoderSpec
 from core.model_spec.kv import LayerKV
@@ -26,7 +27,7 @@ from core.models.layers.embedding import (
     expect_table,
 )
 from core.models.layers.encoder import Encoder, encoder_states
-from core.models.layers.hyper_connections import StreamSum
+from core.models.layers.hyper_connections import GatedMean, StreamSum
 from core.models.layers.linear import Linear, Slice, Tokens
 from core.models.layers.norm import Norm, optional_norm
 from core.models.layers.pooling import Dense, PoolingHead
@@ -129,7 +130,7 @@ class Decoder(nn.Module):
         weights = self.weights
         hidden = spec.hidden_size
         self.norm: Norm | None = None
-        self.stream_sum: StreamSum | StreamReader | None = None
+        self.stream_sum: GatedMean | StreamSum | StreamReader | None = None
         self.head: Head | None = None
         if not context.pipeline.is_last:
             return
@@ -361,6 +362,9 @@ def _list_caching(
                 if further is not None:
                     block.index_plan = len(found)
                     found.append((further, LayerKV(f"{name}.{part}", further.kv_spec)))
+        if block.ngrams is not None:
+            block.ngram_plan = len(found)
+            found.append((block.ngrams, LayerKV(f"{name}.ngrams", block.ngrams.kv_spec)))
         if block.recurrent is not None:
             block.recurrent_plan = len(found)
             found.append((block.recurrent, LayerKV(name, block.recurrent.kv_spec)))
@@ -425,12 +429,14 @@ def _make_blocks(
 
 def _make_stream_sum(
     spec: DecoderSpec, context: BuildContext, weights: WeightMap
-) -> StreamSum | StreamReader | None:
+) -> GatedMean | StreamSum | StreamReader | None:
     """Return the sum of several residual streams; None for one."""
     if spec.reads_blocks:
         return StreamReader(spec.hidden_size, spec.names.final_streams, weights)
     hyper = spec.hyper_connections
     prefix = spec.names.hyper_head
+    if isinstance(hyper, GatedStreamsSpec):
+        return GatedMean(hyper, spec.hidden_size, prefix, context, weights)
     return None if hyper is None else StreamSum(hyper, spec.hidden_size, prefix, context, weights)
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from core.model_spec.attention import NormSpec
+from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import RmsNorm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
-    from core.model_spec.compressed import HyperConnectionSpec
+    from core.model_spec.compressed import GatedStreamsSpec, HyperConnectionSpec
     from core.models.layers.norm import Norm
     from core.models.layers.residual import ForwardContext, ResidualPair, Sublayer
 
@@ -124,6 +125,98 @@ class StreamSum(nn.Module):
         read: torch.Tensor = self._sigmoid(self.weights(x)[0]) + self._spec.eps
         streams = x.view(len(x), self._spec.streams, -1)
         return (read[..., None] * streams).sum(1).to(x.dtype)
+
+
+class StreamNorm(nn.Module):
+    """RMS norm of each stream, with a weight per channel of all; computed in float32."""
+
+    def __init__(
+        self,
+        streams: int,
+        hidden: int,
+        eps: float,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self._streams = streams
+        self.weight = empty_parameter(streams * hidden, dtype=context.dtype)
+        load = partial(copy_weight, self.weight.data)
+        weights.add(f"{prefix}.weight", self.weight.shape, load)
+        exact = replace(context, dtype=torch.float32)
+        self.norm = RmsNorm(NormSpec(eps=eps, weight=False), hidden, exact, weights, "")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, streams * hidden]."""
+        by_stream = x.float().view(len(x) * self._streams, -1)
+        normed = self.norm(by_stream).view(x.shape) * (1.0 + self.weight.float())
+        return normed.to(x.dtype)
+
+
+class GatedMean(nn.Module):
+    """The mean of the normalised streams, each channel of them gated."""
+
+    def __init__(
+        self,
+        spec: GatedStreamsSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        self._streams = spec.streams
+        self._sigmoid = context.ops.sigmoid
+        self._silu = context.ops.silu
+        width = spec.streams * hidden
+        low = [Slice("low", spec.rank)]
+        high = [Slice("high", width)]
+        name = f"{prefix}.input_mix_weight"
+        within = (f"{prefix}.hc_norm", context, weights)
+        self.norm = StreamNorm(spec.streams, hidden, spec.eps, *within)
+        self.down = Linear(context, weights, f"{name}_down", width, low)
+        self.up = Linear(context, weights, f"{name}_up", spec.rank, high)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, hidden]."""
+        return self.read(x)[0]
+
+    def read(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean, and the normalised streams."""
+        normed = self.norm(x)
+        gate = self._sigmoid(self.up(self._silu(self.down(normed) / self._streams)))
+        return (gate * normed).view(len(x), self._streams, -1).mean(1), normed
+
+
+class GatedStreams(nn.Module):
+    """A sublayer reads the gated mean of the streams; its output is added to each."""
+
+    def __init__(
+        self,
+        spec: GatedStreamsSpec,
+        hidden: int,
+        prefix: str,
+        context: BuildContext,
+        weights: WeightMap,
+    ) -> None:
+        super().__init__()
+        count = spec.streams
+        self._streams = count
+        self._sigmoid = context.ops.sigmoid
+        self.mean = GatedMean(spec, hidden, prefix, context, weights)
+        name = f"{prefix}.block_inject_weight"
+        self.write = Linear(context, weights, name, count * hidden, [Slice("write", count)])
+
+    def forward(
+        self, part: Sublayer, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardContext
+    ) -> ResidualPair:
+        """Return the streams after the sublayer; the residual is None."""
+        assert residual is None, "the previous layer returned a residual"
+        inner, normed = self.mean.read(x)
+        written = 2.0 * self._sigmoid(self.write(normed) / self._streams)
+        out = part(inner, inner, step)
+        return x + (written[..., None] * out[:, None]).flatten(1), None
 
 
 def doubly_stochastic(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:

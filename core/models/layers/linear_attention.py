@@ -191,7 +191,8 @@ class GatedDelta(nn.Module):
         out = plan.compute(self._segments, first[:, : sum(self._sizes)], write, decay)
         out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + spec.eps) * self.norm
         gate = parts["gate"].float().view(out.shape)
-        out = out * (gate.sigmoid() if spec.layout in _BY_CHANNEL else F.silu(gate))
+        is_sigmoid = spec.sigmoid_gate or spec.layout in _BY_CHANNEL
+        out = out * (gate.sigmoid() if is_sigmoid else F.silu(gate))
         return self.out_proj(out.flatten(1).to(x.dtype))  # type: ignore[no-any-return]
 
     def _segments(
