@@ -35,6 +35,7 @@ def ignored_patterns(spec: DecoderSpec, own: range, context: BuildContext) -> li
             others.append(f"{names.embed}.weight")
     if not stage.is_last:
         others += [f"{names.final_norm}.*", f"{names.embed_out}.*", f"{names.head}.*"]
+        others += [f"{names.hyper_head}*", f"{names.final_streams}*"]
         head = spec.pooling.head if spec.pooling is not None else ()
         others += [f"{name}.*" for dense in head for name in (dense.name, dense.norm_name) if name]
     elif not spec.has_head:

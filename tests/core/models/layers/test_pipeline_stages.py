@@ -29,3 +29,17 @@ def test_stages_share_the_tensors_of_a_checkpoint(architecture: str, tmp_path: P
         found += stage.weight_shapes()
         assert {name for name in tensors if stage.weights.reads(name)} == {*stage.weight_shapes()}
     assert sorted(found) == sorted(tensors)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLM", "Qwen4ExpForCausalLM"])
+def test_stages_load_a_checkpoint_with_several_streams(architecture: str, tmp_path: Path) -> None:
+    """The sum of the streams belongs to the last stage."""
+    registry = load_plan(make_plan([]))
+    known = {registered.entry.name: registered for registered in registry.entries("models")}
+    folder = make_checkpoint(architecture, tmp_path, seed=1)
+    tensors = load_file(folder / "model.safetensors")
+    spec = registry.load(known[architecture])(read_config(folder))
+    for rank in range(2):
+        stage = Decoder(spec, plain_context(pipeline=Pipeline(2, rank)))
+        stage.load_weights(tensors.items())
+        assert (stage.stream_sum is None) == (rank == 0)
