@@ -40,6 +40,8 @@ FAIRSEQ = WeightNames(
     down="fc2",
     ignored=("*.embed_positions.weights",),
 )
+SIZES = {"hidden": "n_embd", "positions": "n_positions", "layers": "n_layer"}
+"""Names of sizes in configs of GPT's form."""
 NEOX = WeightNames(
     embed="gpt_neox.embed_in",
     final_norm="gpt_neox.final_layer_norm",
@@ -79,22 +81,6 @@ def _attention(facts: ModelFacts, hidden: str, heads: str, **attention: Any) -> 
     return AttentionSpec(**{"heads": count, "kv_heads": count, "head_size": size, **attention})
 
 
-def _decoder(
-    facts: ModelFacts, hidden: str, positions: str, count: str, layer: LayerSpec, **more: Any
-) -> DecoderSpec:
-    """Return a model of equal layers; the strings are the config's names."""
-    return DecoderSpec(
-        **{
-            "vocab_size": facts.count("vocab_size"),
-            "hidden_size": facts.count(hidden),
-            "max_positions": facts.num_positions(positions),
-            "layers": (layer,) * facts.num_layers(count),
-            "tied_head": facts.flag("tie_word_embeddings", True),
-            **more,
-        }
-    )
-
-
 def opt(hf_config: object) -> DecoderSpec:
     """Return the facts of an OPT config: the smallest but one has norms after sums and narrower
     embeddings.
@@ -131,9 +117,7 @@ def opt(hf_config: object) -> DecoderSpec:
     last = not facts.flag("_remove_final_layer_norm")
     more = {"embed_size": size, "norm": norm if before and last else None, "names": names}
     more |= {"learned_positions": positions, "position_offset": 2}
-    return _decoder(
-        facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more
-    )
+    return DecoderSpec(**facts.decoder(layer, tied=True), **more)
 
 
 def gpt_neo(hf_config: object) -> DecoderSpec:
@@ -168,13 +152,13 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
         local if kinds[i % len(kinds)] == "local" else layer
         for i in range(facts.num_layers("num_layers"))
     )
-    more = {
-        "norm": norm,
-        "names": names,
-        "learned_positions": facts.num_positions(),
-        "layers": layers,
-    }
-    return _decoder(facts, "hidden_size", "max_position_embeddings", "num_layers", layer, **more)
+    return DecoderSpec(
+        **facts.decoder(tied=True),
+        learned_positions=facts.num_positions(),
+        layers=layers,
+        norm=norm,
+        names=names,
+    )
 
 
 def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
@@ -191,9 +175,7 @@ def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
         attention_in=norm,
         parallel=True,
     )
-    tied = facts.flag("tie_word_embeddings")
-    more = {"norm": norm, "names": names, "head_bias": True, "tied_head": tied}
-    return _decoder(facts, "n_embd", "n_positions", "n_layer", layer, **more)
+    return DecoderSpec(**facts.decoder(layer, **SIZES), norm=norm, names=names, head_bias=True)
 
 
 def gptj(hf_config: object) -> DecoderSpec:
@@ -237,12 +219,12 @@ def gpt_bigcode(hf_config: object) -> DecoderSpec:
         up="mlp.c_fc",
         down="mlp.c_proj",
     )
-    more = {
-        "norm": norm,
-        "names": names,
-        "learned_positions": facts.num_positions("n_positions", 1024),
-    }
-    return _decoder(facts, "n_embd", "n_positions", "n_layer", layer, **more)
+    return DecoderSpec(
+        **facts.decoder(layer, tied=True, **SIZES),
+        learned_positions=facts.num_positions("n_positions", 1024),
+        norm=norm,
+        names=names,
+    )
 
 
 def biogpt(hf_config: object) -> DecoderSpec:
@@ -266,9 +248,7 @@ def biogpt(hf_config: object) -> DecoderSpec:
     more["embed_scale"] = (
         facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
     )
-    return _decoder(
-        facts, "hidden_size", "max_position_embeddings", "num_hidden_layers", layer, **more
-    )
+    return DecoderSpec(**facts.decoder(layer, tied=True), **more)
 
 
 def xglm(hf_config: object) -> DecoderSpec:
@@ -291,7 +271,8 @@ def xglm(hf_config: object) -> DecoderSpec:
     more["embed_scale"] = (
         facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
     )
-    return _decoder(facts, "d_model", "max_position_embeddings", "num_layers", layer, **more)
+    sizes = facts.decoder(layer, tied=True, hidden="d_model", layers="num_layers")
+    return DecoderSpec(**sizes, **more)
 
 
 def gpt_neox(hf_config: object) -> DecoderSpec:
