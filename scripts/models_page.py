@@ -32,7 +32,8 @@ IMAGES = """
 
 Every image-text class of transformers, and the models of vLLM that transformers has no class for.
 *native*: compared with transformers in tests, with every feature of its own; *text by
-transformers*: its text part has no native decoder, and runs through transformers' modules.
+transformers*: its text part has no native decoder, and runs through transformers' modules. *text
+alone*: requests with images are refused.
 *generic*: nothing in its source contradicts the common form, but no test compares it. *refused*:
 with the reason. The tower is transformers' own in all of them
 ([Models that read images](../guides/models.md#models-that-read-images)).
@@ -95,6 +96,8 @@ def _with_images(row: Row) -> str:
     how: str = row.how
     if row.how == "no":
         how = f"refused: {row.reason.replace('|', '/')}"
+    elif row.images is False:
+        how = f"{row.how}, text alone"
     elif row.tensor_parallel is False:
         how = f"{row.how}, text by transformers"
     return f"| {row.architecture} | {_listed(row.model_types)} | {how} |\n"

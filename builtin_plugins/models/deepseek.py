@@ -47,6 +47,11 @@ def engine_models() -> list[Entry]:
             "builtin_plugins.models.dots3_note:spec",
             "Dots 3 Note's text model: sparse attention, windows",
         ),
+        Entry(
+            "Dots3NoteForConditionalGeneration",
+            "builtin_plugins.models.dots3_note:composite",
+            "Dots 3 Note, its text alone",
+        ),
         Entry("Glm4MoeLiteForCausalLM", f"{HERE}:glm4_moe_lite", "GLM 4.7 Flash"),
         Entry("GlmMoeDsaForCausalLM", f"{HERE}:glm_moe_dsa", "GLM 5: sparse attention"),
         Entry("PanguUltraMoEForCausalLM", f"{HERE}:pangu_ultra", "openPangu Ultra MoE"),

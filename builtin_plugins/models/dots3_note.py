@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from core.model_spec.attention import LatentAttentionSpec
+from core.model_spec.composite import text_part
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
 from core.model_spec.latent_facts import (
@@ -59,6 +60,11 @@ def spec(hf_config: object) -> DecoderSpec:
     indexer = indexer_spec(facts, heads=64, interleaved=True)
     indexers = [None if kind == WINDOWED else indexer for kind in kinds]
     return with_indexers(replace(decoder, layers=layers, names=names, mtp=None), indexers)
+
+
+def composite(hf_config: object) -> DecoderSpec:
+    """Return the text part of Dots 3 Note."""
+    return text_part(hf_config, spec, "*vision_encoder.*", "*audio_encoder.*", "*audio_adapter.*")
 
 
 def _own(stated: Mapping[str, Any], index: int, kind: str) -> Mapping[str, Any]:

@@ -1,12 +1,10 @@
 """Gemma 4, text: shared keys and values, per-layer embeddings, experts parallel to the MLP."""
 
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-from builtin_plugins.models.generic.config import read_config
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import NormSpec
+from core.model_spec.composite import text_part
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts, with_fields
 from core.model_spec.layer import MoeSpec, ParallelExpertsSpec, PerLayerInputSpec, pre_norm_layer
@@ -92,10 +90,8 @@ def unified(hf_config: object) -> DecoderSpec:
 
 def composite(hf_config: object) -> DecoderSpec:
     """Return the text part of Gemma 4 Unified; its image processor needs torchvision."""
-    found = unified(SimpleNamespace(**read_config(hf_config).get_text_config().to_dict()))
-    rename = ((r"^model\.language_model\.", "model."), *NAMES.rename)
     towers = ("model.embed_vision.*", "model.embed_audio.*", "model.vision_embedder.*")
-    return replace(found, names=replace(NAMES, rename=rename, ignored=(*NAMES.ignored, *towers)))
+    return text_part(hf_config, unified, *towers)
 
 
 def _source(windows: list[int | None], first_shared: int, index: int) -> int | None:

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from core.api import Entry, ModelError, hookimpl
+from core.model_spec.composite import text_part
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.facts import ModelFacts
 from core.model_spec.layer import LayerSpec, MoeSpec, pre_norm_layer
@@ -47,6 +48,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("InklingForCausalLM", f"{HERE}:inkling", "Inkling: biases by distance"),
         Entry("Inkling2ForCausalLM", f"{HERE}:inkling2", "Inkling 2: streams of blocks"),
+        Entry("Inkling2ForConditionalGeneration", f"{HERE}:text2", "Inkling 2, its text alone"),
     ]
 
 
@@ -98,6 +100,11 @@ def inkling2(hf_config: object) -> DecoderSpec:
     )
     softcap = facts.number("final_logit_softcapping", 30.0)
     return _decoder(facts, layers, PUBLISHED, logit_softcap=softcap)
+
+
+def text2(hf_config: object) -> DecoderSpec:
+    """Return the text part of Inkling 2; its image processor needs torchvision."""
+    return text_part(hf_config, inkling2, "model.visual.*")
 
 
 def _kinds(facts: ModelFacts) -> list[str]:

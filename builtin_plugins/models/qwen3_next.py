@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from core.api import Entry, hookimpl
 from core.model_spec.attention import PooledIndexerSpec
+from core.model_spec.composite import text_part
 from core.model_spec.compressed import GatedStreamsSpec
 from core.model_spec.decoder import DecoderSpec, MtpLayerSpec
 from core.model_spec.facts import ModelFacts
@@ -39,6 +40,9 @@ def engine_models() -> list[Entry]:
         Entry("Qwen3_5ForCausalLM", f"{HERE}:qwen3_5", "Qwen 3.5, text"),
         Entry("Qwen3_5MoeForCausalLM", f"{HERE}:qwen3_5_moe", "Qwen 3.5 with experts, text"),
         Entry("Qwen4ExpForCausalLM", f"{HERE}:qwen4_exp", "Qwen4-Exp, text: n-grams, streams"),
+        Entry(
+            "Qwen4ExpForConditionalGeneration", f"{HERE}:qwen4_text", "Qwen4-Exp, its text alone"
+        ),
     ]
 
 
@@ -96,6 +100,11 @@ def qwen4_exp(hf_config: object) -> DecoderSpec:
         eps=facts.number("rms_norm_eps", 1e-6),
     )
     return replace(spec, layers=layers, norm=None, mtp=None, hyper_connections=streams, names=QWEN4)
+
+
+def qwen4_text(hf_config: object) -> DecoderSpec:
+    """Return the text part of Qwen4-Exp."""
+    return text_part(hf_config, qwen4_exp, "model.visual.*")
 
 
 def _ngrams(facts: ModelFacts, index: int) -> NgramSpec:
