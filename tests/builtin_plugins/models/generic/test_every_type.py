@@ -69,7 +69,7 @@ def test_model_type_equals_transformers_or_is_rejected(
     config = json.loads((folder / "config.json").read_text())
     row = by_architecture.get(config["architectures"][0], row)
     # Text needs no files of an image processor.
-    settings = {"limit_mm_per_prompt": {"image": 0}} if "vision_config" in config else {}
+    settings = {"limit_mm_per_prompt": {"image": 0}} if row.images else {}
     if row.how == "no":
         with pytest.raises(EngineError):
             open_engine(folder)
