@@ -1,5 +1,7 @@
 """ALiBi models: BLOOM, MPT, and Falcon (ALiBi or RoPE)."""
 
+from typing import Any
+
 from core.api import Entry, hookimpl
 from core.model_spec.attention import AttentionSpec, alibi_slopes
 from core.model_spec.decoder import DecoderSpec
@@ -31,7 +33,7 @@ MPT = WeightNames(
     up="ffn.up_proj",
     down="ffn.down_proj",
 )
-MPT_FIELDS = {"hidden": "d_model", "layers": "n_layers", "positions": "max_seq_len"}
+MPT_FIELDS: dict[str, Any] = {"hidden": "d_model", "layers": "n_layers", "positions": "max_seq_len"}
 """Names of MPT's and DBRX's sizes."""
 
 

@@ -40,7 +40,7 @@ FAIRSEQ = WeightNames(
     down="fc2",
     ignored=("*.embed_positions.weights",),
 )
-SIZES = {"hidden": "n_embd", "positions": "n_positions", "layers": "n_layer"}
+SIZES: dict[str, Any] = {"hidden": "n_embd", "positions": "n_positions", "layers": "n_layer"}
 """Names of sizes in configs of GPT's form."""
 NEOX = WeightNames(
     embed="gpt_neox.embed_in",
@@ -115,7 +115,11 @@ def opt(hf_config: object) -> DecoderSpec:
     )
     size = facts.count("word_embed_proj_dim", facts.count("hidden_size"))
     last = not facts.flag("_remove_final_layer_norm")
-    more = {"embed_size": size, "norm": norm if before and last else None, "names": names}
+    more: dict[str, Any] = {
+        "embed_size": size,
+        "norm": norm if before and last else None,
+        "names": names,
+    }
     more |= {"learned_positions": positions, "position_offset": 2}
     return DecoderSpec(**facts.decoder(layer, tied=True), **more)
 
@@ -239,12 +243,8 @@ def biogpt(hf_config: object) -> DecoderSpec:
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
     )
     names = replace(FAIRSEQ, head="output_projection", rename=((r"^biogpt\.", "model."),))
-    more = {
-        "norm": norm,
-        "names": names,
-        "learned_positions": facts.num_positions(),
-        "position_offset": 2,
-    }
+    more: dict[str, Any] = {"norm": norm, "names": names, "position_offset": 2}
+    more["learned_positions"] = facts.num_positions()
     more["embed_scale"] = (
         facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
     )

@@ -94,8 +94,8 @@ def bailing_hybrid(hf_config: object) -> DecoderSpec:
 
 
 def _delta(facts: ModelFacts, heads: int, size: int, **others: Any) -> GatedDeltaSpec:
-    sizes = {"heads": heads, "key_heads": heads, "key_size": size, "value_size": size}
-    return GatedDeltaSpec(**sizes, activation=facts.activation(), **others)
+    others |= {"heads": heads, "key_heads": heads, "key_size": size, "value_size": size}
+    return GatedDeltaSpec(activation=facts.activation(), **others)
 
 
 def _decoder(

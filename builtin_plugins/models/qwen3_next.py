@@ -1,6 +1,7 @@
 """Qwen3-Next, Qwen 3.5 and Qwen4-Exp: gated delta rule, with gated attention in every fourth layer."""
 
 from dataclasses import replace
+from typing import Any
 
 from core.api import Entry, hookimpl
 from core.model_spec.attention import PooledIndexerSpec
@@ -74,7 +75,6 @@ def qwen4_exp(hf_config: object) -> DecoderSpec:
     """Return the facts of a Qwen4-Exp text config: gated streams, an indexer, hashed n-grams."""
     facts = ModelFacts(hf_config)
     experts = replace(_experts(facts), renormalize=facts.flag("norm_topk_prob", True))
-    spec = _decoder(facts, _delta(facts), [experts] * facts.num_layers())
     ratio = facts.count("indexer_compress_ratio")
     indexer = PooledIndexerSpec(
         heads=facts.count("indexer_n_heads"),
@@ -83,16 +83,12 @@ def qwen4_exp(hf_config: object) -> DecoderSpec:
         top_blocks=facts.count("indexer_budget") // ratio,
         norm=facts.norm(offset=1.0),
     )
+    spec = _decoder(facts, _delta(facts), [experts] * facts.num_layers(), indexer=indexer)
     numbers = sorted(facts.indices("ple_layer_ids"))
+    ngrams = {number - 1: _ngrams(facts, index) for index, number in enumerate(numbers)}
     layers = tuple(
-        replace(
-            layer,
-            attention=layer.attention and replace(layer.attention, indexer=indexer),
-            attention_in=None,
-            mlp_in=None,
-            ngrams=_ngrams(facts, numbers.index(i + 1)) if i + 1 in numbers else None,
-        )
-        for i, layer in enumerate(spec.layers)
+        replace(layer, attention_in=None, mlp_in=None, ngrams=ngrams.get(index))
+        for index, layer in enumerate(spec.layers)
     )
     streams = GatedStreamsSpec(
         streams=facts.count("hc_count", 4),
@@ -154,7 +150,7 @@ def _experts(facts: ModelFacts) -> MoeSpec:
 
 
 def _decoder(
-    facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec]
+    facts: ModelFacts, delta: GatedDeltaSpec, mlps: list[MlpSpec | MoeSpec], **others: Any
 ) -> DecoderSpec:
     """Return a decoder with attention in the layers of `layer_types` or an interval."""
     norm = facts.norm(offset=1.0)
@@ -162,7 +158,7 @@ def _decoder(
     heads = facts.heads(256)
     rope = facts.rope(heads["head_size"], share=0.25)
     attention = facts.attention(
-        **heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias
+        **heads, rope=rope, qk_norm=norm, gate=True, qkv_bias=bias, out_bias=bias, **others
     )
     every = facts.count("full_attention_interval", 4)
     kinds = facts.layer_kinds("full_attention", "indexed_attention", "linear_attention") or [

@@ -33,7 +33,7 @@ def mamba(facts: ModelFacts, **others: Any) -> MambaSpec:
     """Return the state space over channels of a hybrid's config."""
     hidden = facts.count("hidden_size")
     rank = facts.get("mamba_dt_rank", "auto")
-    given = {
+    given: dict[str, Any] = {
         "width": facts.count("mamba_expand", 2) * hidden,
         "state_size": facts.count("mamba_d_state", 16),
         "dt_rank": ceil(hidden / 16) if rank == "auto" else facts.count("mamba_dt_rank"),

@@ -93,7 +93,7 @@ class ConvolvedAttention(nn.Module):
         weights.add(f"{name}.weight", (channels, spec.head_size, by_head), self._load_by_head)
 
     def _load_by_head(self, tensor: torch.Tensor) -> None:
-        heads = tensor.unflatten(0, (-1, self.spec.head_size))
+        heads = torch.unflatten(tensor, 0, (-1, self.spec.head_size))
         self.by_head.load(heads.transpose(2, 3).flatten(2))
 
     def forward(
@@ -157,7 +157,7 @@ class ConvolvedAttention(nn.Module):
         weight = self.get_parameter("conv_qk_depthwise_weight")[:, 0].T  # [kernel, channels]
         windows = rows.unfold(1, by_channel, 1)  # [n, by_head, channels, by_channel]
         found = (windows * weight.T).sum(-1) + self.get_parameter("conv_qk_depthwise_bias")
-        found = self.by_head(found.unflatten(2, (heads, size)).transpose(1, 2).flatten(2))
+        found = self.by_head(torch.unflatten(found, 2, (heads, size)).transpose(1, 2).flatten(2))
         found = found + self.get_parameter("conv_qk_grouped_bias").view(heads, size)
         mixed = found.new_zeros(len(product), heads, size)
         mixed[plan.tokens] = found

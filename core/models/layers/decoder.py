@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from core.contracts.models import BuildContext
     from core.models.layers.block import Attending
     from core.models.layers.indexer import Indexer
+    from core.models.layers.ngrams import Ngrams
     from core.models.layers.recurrent import Recurrent
     from core.models.layers.state import LayerCache
 
@@ -348,9 +349,9 @@ def _per_layer_inputs(
 
 def _list_caching(
     blocks: Sequence[Block], prefixes: Sequence[str]
-) -> list[tuple[Attending | Indexer | Recurrent | CrossAttention, LayerKV]]:
+) -> list[tuple[Attending | Indexer | Ngrams | Recurrent | CrossAttention, LayerKV]]:
     """Return the caching parts, and give each layer the index of its plan."""
-    found: list[tuple[Attending | Indexer | Recurrent | CrossAttention, LayerKV]] = []
+    found: list[tuple[Attending | Indexer | Ngrams | Recurrent | CrossAttention, LayerKV]] = []
     for name, block in zip(prefixes, blocks, strict=True):
         if block.source is not None:
             block.attention_plan = block.source.attention_plan

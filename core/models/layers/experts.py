@@ -82,7 +82,7 @@ class PlainExperts:
     ) -> torch.Tensor:
         """Return the output of the chosen experts, by the `moe` op."""
         bias = () if layer.bias is None else (layer.bias,)
-        has_op = layer.activation in EXPERTS  # without limits, or numbers of its own
+        has_op = str(layer.activation) in EXPERTS  # without limits, or numbers of its own
         moe: Any = layer.ops.moe if has_op else grouped_moe  # type: ignore[union-attr]
         args = (x, layer.gate_up, layer.down, shares, experts, layer.activation)
         return moe(*args, *bias)  # type: ignore[no-any-return]
@@ -124,7 +124,7 @@ class Experts(QuantizedLayer):
         if spec.limit is not None:
             self.activation += f":{spec.limit}"
         numbers = spec.softcaps or spec.clamps
-        if numbers not in (None, SWIGLU_CLAMPS):
+        if numbers is not None and numbers != SWIGLU_CLAMPS:
             self.activation += ":{},{}".format(*numbers)
         self._group = context.group
         self._spec = spec

@@ -150,7 +150,7 @@ class StreamNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, streams * hidden]."""
         by_stream = x.float().view(len(x) * self._streams, -1)
-        normed = self.norm(by_stream).view(x.shape) * (1.0 + self.weight.float())
+        normed: torch.Tensor = self.norm(by_stream).view(x.shape) * (1.0 + self.weight.float())
         return normed.to(x.dtype)
 
 

@@ -70,7 +70,7 @@ class Ngrams(nn.Module):
         width = spec.width // len(rows)
         self.table = empty_parameter(total, width, dtype=context.dtype)
         each = -(-total // spec.shards)
-        for index, part in enumerate(self.table.data.split(each)):
+        for index, part in enumerate(torch.split(self.table.data, each)):
             load = partial(copy_weight, part)
             weights.add(f"{name}.shard_{index}.weight", tuple(part.shape), load)
         starts = torch.tensor([0, *rows[:-1]]).cumsum(0)
@@ -88,7 +88,7 @@ class Ngrams(nn.Module):
         products = self.key_norm(self.key(found)) * self.stream_norm(x)
         gate = products.view(shape).sum(-1, keepdim=True) / math.sqrt(x.shape[1] // self._streams)
         gate = gate.abs().clamp_min(LEAST_GATE).sqrt() * gate.sign()
-        value = (self._sigmoid(gate) * self.value(found)[:, None]).flatten(1)
+        value: torch.Tensor = (self._sigmoid(gate) * self.value(found)[:, None]).flatten(1)
         return value + plan.compute(self._convolve, self.conv_norm(value))
 
     def _rows_of(self, run: SegmentGroup, token_ids: torch.Tensor) -> torch.Tensor:
@@ -121,6 +121,6 @@ class Ngrams(nn.Module):
         run.store(inputs, seen[:, length:])
         step = self.spec.size
         out = torch.zeros_like(x, dtype=torch.float32)
-        for index, tap in enumerate(self.kernel):
+        for index, tap in enumerate(self.kernel.unbind(0)):
             out.addcmul_(seen[:, index * step : index * step + length].float(), tap.float())
         return F.silu(out).to(x.dtype)

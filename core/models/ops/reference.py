@@ -334,7 +334,7 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     ]
 
 
-GATED = {
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
@@ -351,7 +351,7 @@ def relu2(x: Tensor) -> Tensor:
 
 EXPERTS = {**GATED, "relu2_alone": relu2}
 """Activations that every `moe` op has, by name."""
-UNGATED_EXPERTS = {
+UNGATED_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu_alone": F.silu,
     "gelu_alone": F.gelu,
     "gelu_tanh_alone": partial(F.gelu, approximate="tanh"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import Qwen4ExpTextConfig
@@ -16,7 +18,7 @@ from core.testing.checkpoints import tiny_config
 from core.testing.one_sequence import plain_context
 
 SEPARATOR = 299
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "width": 32,
     "size": 3,
@@ -30,8 +32,8 @@ SIZES = {
 }
 
 
-def spec(index: int = 1, **others: int) -> NgramSpec:
-    return NgramSpec(**{"index": index, "eps": 1e-6, **SIZES, **others})  # type: ignore[arg-type]
+def spec(index: int = 1, **others: Any) -> NgramSpec:
+    return NgramSpec(**{"index": index, "eps": 1e-6, **SIZES, **others})
 
 
 @pytest.fixture
