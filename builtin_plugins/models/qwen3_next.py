@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen 3.5 and Qwen4-Exp: gated delta rule, with gated attention in every fourth layer."""
+"""Qwen3-Next, Qwen 3.5 and Qwen4-Exp: gated delta rule; every fourth layer has gated attention."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The text part of a composite config, for models whose images or sound are not read."""
+"""The text part of a composite config, for models that are served without images and sound."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class NgramSpec:
     separator: int
     """Token that n-grams do not reach across."""
     kernel: int
-    """Kernel size of the convolution, whose taps are `size` tokens apart."""
+    """Kernel size of the convolution; its taps are `size` tokens apart."""
     seed: int
     eps: float
     """Epsilon of the norms."""

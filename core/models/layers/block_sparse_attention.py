@@ -164,8 +164,8 @@ class BlockIndexPlan(LongQueriesPlan):
         spec: PooledIndexerSpec,
         pool: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Write the keys [num_tokens, size] to the cache; return the blocks [n, top_blocks + 1] that
-        the long queries attend to. None: there are none.
+        """Write the keys [num_tokens, size] to the cache; return the blocks [n, top_blocks + 1]
+        that the long queries attend to. None: there are none.
 
         `pool` maps the keys [blocks, block_size, size] and first positions of blocks to keys
         [blocks, size].

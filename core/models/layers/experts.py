@@ -19,7 +19,7 @@ from core.models.layers.quantization import (
     with_plain_method,
 )
 from core.models.layers.weights import WeightMap, WeightSlot, copy_weight, empty_parameter
-from core.models.ops.reference import EXPERTS, expert_activation
+from core.models.ops.activations import EXPERTS, expert_activation
 from core.models.ops.torch_impls import grouped_moe
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 from core.models.layers.linear import Linear, PlainLinear, Slice
 from core.models.layers.norm import optional_norm
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
-from core.models.ops.reference import GATED, clamped
+from core.models.ops.activations import GATED, clamped
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext

@@ -31,7 +31,7 @@ PLAIN_PRODUCTS = {
     "Inkling2ForCausalLM",
     "InklingForCausalLM",
 }
-"""Architectures whose attention torch's own products compute: compressed keys, relative biases."""
+"""Architectures with attention by torch's own products: compressed keys, relative biases."""
 STATELESS = sorted(
     {*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE}
     - STATEFUL

@@ -1,4 +1,4 @@
-"""Composite checkpoints whose images are not read answer text as transformers' whole model does."""
+"""Composites that are served without their images answer text as transformers' whole models do."""
 
 from __future__ import annotations
 
