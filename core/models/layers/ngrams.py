@@ -63,7 +63,7 @@ class Ngrams(nn.Module):
         self.cache: States | None = None
 
     def _expect_tables(self, name: str, context: BuildContext, weights: WeightMap) -> None:
-        """Expect the tables of all heads, in one tensor or in shards."""
+        """Expect the tables of all heads, in shards."""
         spec = self.spec
         rows = spec.rows
         total = -(-sum(rows) // spec.multiple) * spec.multiple

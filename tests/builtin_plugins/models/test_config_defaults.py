@@ -31,6 +31,7 @@ OTHERWISE = {
     ): "transformers reads no rope_theta from attn_config, where DBRX's file has it",
     ("Olmo3ForCausalLM", "old rope_theta"): "transformers keeps it for the full layers only",
     ("Gemma4ForCausalLM", "old rope_theta"): "Gemma 4 never had the old format",
+    ("Gemma4UnifiedForCausalLM", "old rope_theta"): "Gemma 4 never had the old format",
 }
 
 
