@@ -55,13 +55,8 @@ def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             field, "must be of the form {'type': 'function', 'function': {'name': ...}}."
         )
-    name = function.get("name")
+    check_tool_name(f"{field}.function.name", function.get("name"))
     parameters = function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{field}.function.name",
-            "must have 1 to 128 letters, digits, dots, dashes or underscores.",
-        )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{field}.function.parameters", "must be a JSON schema object.")
     kind = "object" if parameters is None else parameters.get("type", "object")
@@ -69,6 +64,14 @@ def _check_tool(field: str, tool: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             f"{field}.function.parameters.type",
             f"must be 'object', not {kind!r:.80}.",
+        )
+
+
+def check_tool_name(field: str, name: Any) -> None:
+    """Raise `InvalidRequest` for a name that no tool may have."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            field, "must have 1 to 128 letters, digits, dots, dashes or underscores."
         )
 
 

@@ -12,13 +12,7 @@ import msgspec
 from fastapi import HTTPException
 from starlette.requests import Request
 
-from builtin_plugins.output_parsers.api import (
-    ArgumentsPiece,
-    CallBegun,
-    Piece,
-    ReasoningPiece,
-    TextPiece,
-)
+from builtin_plugins.output_parsers.api import Piece, ReasoningPiece, TextPiece
 from builtin_plugins.routes.common.body import (
     client_name,
     owner_name,
@@ -26,6 +20,12 @@ from builtin_plugins.routes.common.body import (
     reserve_bytes,
 )
 from builtin_plugins.routes.common.conversation import Conversation
+from builtin_plugins.routes.common.custom_tools import (
+    NOT_HELD,
+    ChoiceCalls,
+    as_functions,
+    chosen_functions,
+)
 from builtin_plugins.routes.common.event_runs import EventRun, EventRuns, event_number
 from builtin_plugins.routes.common.fast_stream import FastStream
 from builtin_plugins.routes.common.fields import with_client_field
@@ -74,6 +74,9 @@ class _Job:
     echo: str
     """Text of the last message that the answer repeats; empty for none."""
     tokens_as_ids: bool
+    custom_names: frozenset[str] = frozenset()
+    """Names of the tools that take a text."""
+    ignored: tuple[str, ...] = ()
     recorded: RecordedRun | None = None
 
 
@@ -132,7 +135,9 @@ class ChatCompletions:
                 stream=fields.stream,
                 whole=self._whole,
                 events=lambda job: self._events(job, FastStream(self._engine, writes_to)),
-                headers=lambda job: parsed.headers_with(job.chat.ignored) | job.chat.headers,
+                headers=lambda job: (
+                    parsed.headers_with((*job.ignored, *job.chat.ignored)) | job.chat.headers
+                ),
                 detached=partial(self._detached, owner) if is_detached else None,
             )
         except BaseException as error:
@@ -200,6 +205,10 @@ class ChatCompletions:
                 "chat_template",
                 "is not taken from requests; --trust-request-chat-template allows it.",
             )
+        fields.tools, custom_names, ignored = as_functions(fields.tools)
+        if ignored and self._options.strict_fields:
+            raise InvalidRequest(ignored[0], f"{NOT_HELD}, and --strict-fields ignores nothing.")
+        fields.tools, fields.tool_choice = chosen_functions(fields.tools, fields.tool_choice)
         conversation = self._conversation(fields, others, keywords)
         conversation.client = client_name(request)
         conversation.reserve = reserve_bytes(request)
@@ -217,6 +226,8 @@ class ChatCompletions:
             role=self._options.response_role if is_new else str(last_message.get("role")),
             echo=echo if isinstance(echo, str) else "",
             tokens_as_ids=self._options.tokens_as_ids if as_ids is None else as_ids,
+            custom_names=custom_names,
+            ignored=ignored,
             recorded=recorded,
         )
 
@@ -257,7 +268,9 @@ class ChatCompletions:
         parsers = [job.chat.choice_parser() for _ in output.outputs]
         for completion, parser in zip(output.outputs, parsers, strict=True):
             message: dict[str, Any] = {"role": job.role, "content": None, "refusal": None}
-            message |= _delta(parser.parse(completion), reasoning=job.fields.include_reasoning)
+            calls = ChoiceCalls(job.custom_names)
+            pieces = parser.parse(completion)
+            message |= _delta(pieces, calls, reasoning=job.fields.include_reasoning, is_last=True)
             for call in message.get("tool_calls", ()):
                 del call["index"]  # only streams have it
             if job.echo:
@@ -327,6 +340,7 @@ class _ChunkEncoder:
         self.parsers: Final = [
             job.chat.choice_parser(job.recorded) for _ in range(job.chat.sampling.n)
         ]
+        self._calls = [ChoiceCalls(job.custom_names) for _ in self.parsers]
         self._encode_text: dict[int, Callable[[str], bytes]] = {}
         """Encoder of a chunk of mere text, by choice."""
 
@@ -376,7 +390,12 @@ class _ChunkEncoder:
                     job.head.with_choices([empty], **self._usage_field), "content"
                 )
             return self._encode_text[index](pieces[0].text)
-        delta = _delta(pieces, reasoning=job.fields.include_reasoning)
+        delta = _delta(
+            pieces,
+            self._calls[index],
+            reasoning=job.fields.include_reasoning,
+            is_last=is_last,
+        )
         if not (delta or is_last or has_tokens):
             return b""
         choice = self._choice(job, completion, "delta", delta, parser)
@@ -408,29 +427,21 @@ def _sampling_overrides(fields: ChatFields) -> dict[str, Any]:
     return overrides
 
 
-def _delta(pieces: Sequence[Piece], *, reasoning: bool) -> dict[str, Any]:
+def _delta(
+    pieces: Sequence[Piece], calls: ChoiceCalls, *, reasoning: bool, is_last: bool
+) -> dict[str, Any]:
     """Return the fields of a message, or of a chunk's delta, for some pieces."""
     message: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         match piece:
             case TextPiece(text):
                 message["content"] = message.get("content", "") + text
             case ReasoningPiece(text) if reasoning:
                 message["reasoning"] = message.get("reasoning", "") + text
-            case CallBegun(index, name, call_id):
-                calls[index] = {
-                    "index": index,
-                    "id": call_id,
-                    "type": "function",
-                    "function": {"name": name, "arguments": ""},
-                }
-            case ArgumentsPiece(index, text):
-                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                call["function"]["arguments"] += text
     if "reasoning" in message:
         message["reasoning_content"] = message["reasoning"]
-    return message | ({"tool_calls": list(calls.values())} if calls else {})
+    added = calls.fields(pieces, is_last=is_last)
+    return message | ({"tool_calls": added} if added else {})
 
 
 def _first_choice(job: _Job, index: int) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: Any = None
     tools: list[dict[str, Any]] | None = None
     server_label: ShortString | None = None
     server_url: str | None = None

@@ -129,7 +129,7 @@ class Responses:
             if tools.ignored and self._strict:
                 raise InvalidRequest(
                     tools.ignored[0],
-                    "is run by OpenAI's servers, and --strict-fields leaves none out.",
+                    "is served by OpenAI only, and --strict-fields ignores nothing.",
                 )
             headers = parsed.headers_with(tools.ignored)
             is_detached = self._resume_s > 0 and session is None

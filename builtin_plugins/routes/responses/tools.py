@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from builtin_plugins.routes.common.free_text import TEXT_PARAMETERS, is_plain_text
 from builtin_plugins.routes.common.tools import MAX_TOOLS
 from builtin_plugins.routes.responses.fields import Tool, ToolChoice
 from builtin_plugins.routes.responses.tool_server import ServedTool
@@ -18,14 +18,6 @@ SKIPPED_TOOL_TYPES: Final = frozenset(
     {"image_generation", "tool_search", "web_search", "web_search_preview"}
 )
 """Tools of OpenAI's servers, which Codex sends to every model: omitted, and reported as ignored."""
-_FREE: Final = '{"input": "'
-_STRING: Final = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
-_TEXT: Final = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-"""Parameters of a free-text tool, in a form that every model family can write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class RequestTools:
     choice: Any
     """None, `auto`, `none`, `required`, or a function, as in chat completions."""
     ignored: tuple[str, ...] = ()
-    """Field names of the omitted tools."""
+    """Field names of omitted tools, and of formats that are not held."""
 
     @classmethod
     def of(
@@ -69,6 +61,8 @@ class RequestTools:
                 break  # too many; `check_tools` reports it
             if tool.type in SKIPPED_TOOL_TYPES:
                 ignored.append(f"tools.{i}")
+            if tool.type == "custom" and not is_plain_text(tool.format):
+                ignored.append(f"tools.{i}.format")
             expanded = (
                 _served(tool, served[i])
                 if served is not None and i in served
@@ -167,45 +161,12 @@ def _expand(tool: Tool, where: str) -> list[tuple[Tool, ClientTool]]:
 
 def _function(name: str, tool: Tool) -> dict[str, Any]:
     parameters = (
-        _TEXT if tool.type == "custom" else tool.parameters or {"type": "object", "properties": {}}
+        TEXT_PARAMETERS
+        if tool.type == "custom"
+        else tool.parameters or {"type": "object", "properties": {}}
     )
     described = {"description": tool.description} if tool.description else {}
     return {"name": name, **described, "parameters": parameters}
-
-
-class FreeText:
-    """Input of a free-text tool, extracted from the pieces of the call's JSON arguments."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._emitted: list[str] = []
-        self._open = False
-
-    def add(self, piece: str) -> str:
-        """Return the new text of a piece; pieces contain only complete escapes."""
-        self._pieces.append(piece)
-        if len(self._pieces) == 1 and piece.startswith(_FREE):
-            piece = piece.removeprefix(_FREE)
-            self._open = True
-        if not self._open:
-            return ""
-        found = _STRING.match(piece)
-        body = found[0] if found else ""
-        self._open = len(body) == len(piece)
-        self._emitted.append(str(msgspec.json.decode(f'"{body}"')))
-        return self._emitted[-1]
-
-    def end(self) -> tuple[str, str]:
-        """Return the whole text, and the part not returned before."""
-        emitted = "".join(self._emitted)
-        arguments = "".join(self._pieces)
-        try:
-            value = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:  # an incomplete call
-            return (emitted, "") if emitted else (arguments, arguments)
-        text = value.get("input") if isinstance(value, dict) else None
-        whole = text if isinstance(text, str) else arguments
-        return whole, whole.removeprefix(emitted)
 
 
 def model_tool_name(name: str, namespace: str | None) -> str:

@@ -19,11 +19,12 @@ from builtin_plugins.routes.common.conversation import (
     TokenLogprobs,
     encode_reasoning,
 )
+from builtin_plugins.routes.common.free_text import FreeText
 from builtin_plugins.routes.common.requests import now
 from builtin_plugins.routes.common.streams import numbered_text_event_template, typed_event
 from builtin_plugins.routes.openai.logprobs import chat_logprobs
 from builtin_plugins.routes.responses.reading import new_id
-from builtin_plugins.routes.responses.tools import ClientTool, FreeText
+from builtin_plugins.routes.responses.tools import ClientTool
 
 Events = Iterator[dict[str, Any]]
 
@@ -56,7 +57,7 @@ class ResponseWriter:
         self._parts: list[str] = []
         """Texts of the open item."""
         self._free = FreeText()
-        """Input of the open call of a free-text tool."""
+        """Input of the open call of a custom tool."""
         self._logprobs: list[Any] = []
         """Log-probabilities of tokens with incomplete text."""
         self._waiting: list[dict[str, Any]] = []

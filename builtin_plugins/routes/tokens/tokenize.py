@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from builtin_plugins.model_sources.api import read_settings_object
 from builtin_plugins.routes.common.body import MAX_CONTEXTS, ParsedBody, client_name, read_request
+from builtin_plugins.routes.common.custom_tools import as_functions
 from builtin_plugins.routes.common.media_parts import read_media
 from builtin_plugins.routes.common.requests import choose_model
 from builtin_plugins.routes.common.schema import body_schema
@@ -117,7 +118,7 @@ class TokenizeRoutes:
             media.messages,
             client=client,
             add_special_tokens=bool(special),
-            tools=fields.tools or None,
+            tools=as_functions(fields.tools)[0] or None,
             chat_template=fields.chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=fields.continue_final_message,

@@ -199,8 +199,10 @@ class Stream {
         function: { name: "", arguments: "" },
       });
       call.id ||= part.id ?? "";
-      call.function.name += part.function?.name ?? "";
-      call.function.arguments += part.function?.arguments ?? "";
+      // a custom tool takes a text
+      const { name = "", arguments: json = "", input = "" } = part.function ?? part.custom ?? {};
+      call.function.name += name;
+      call.function.arguments += json + input;
     }
     this.finishReason = choice.finish_reason ?? this.finishReason;
     const now = performance.now();
