@@ -3,6 +3,7 @@
 from core.cli.field_docs import field_doc, section_docs, show_default
 from core.config.build import CONFIG_FILE, ENVIRONMENT_FIELDS, config_from_kwargs, read_environment
 from core.config.fields import OPTIONS, Field, FieldTable, is_switch, metavar
+from core.config.files import read_config_file
 from core.config.sections import LogprobsMode
 from core.config.values import Size
 from core.option_files import (
@@ -33,6 +34,7 @@ __all__ = [
     "is_switch",
     "metavar",
     "open_option_file",
+    "read_config_file",
     "read_environment",
     "read_option_bytes",
     "read_option_json",

@@ -54,6 +54,8 @@ class Option:
 
     Without them another value than the default is refused.
     """
+    read_by: str = ""
+    """Kind of the entries that read it, if the chosen one lists it in its `options`."""
 
 
 PluginOptions = Iterable[tuple[str, Option]]

@@ -1,6 +1,4 @@
-"""Configuration files: TOML and YAML, with flat keys or tables per section or
-plugin.
-"""
+"""Configuration files: TOML and YAML, with flat keys or tables per section or plugin."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from core.option_files import MAX_YAML_BYTES, parse_nested, parse_yaml, read_opt
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed file; its keys are looked up once the plugins' options are
-    known.
-    """
+    """A parsed file; its keys are looked up once the plugins' options are known."""
 
     path: Path
     text: str

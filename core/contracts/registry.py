@@ -58,6 +58,9 @@ class Registry(Protocol):
     def call_hook(self, hook: str, **arguments: Any) -> Sequence[tuple[Any, Any]]:
         """Call a hook; return (plugin reference, answer) of every plugin that implements it."""
 
+    def options(self) -> Sequence[tuple[str, Any]]:
+        """Return the options of plugins, each with its plugin's name."""
+
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
         """Return the model source of the first plugin that recognises the name, or None."""
 

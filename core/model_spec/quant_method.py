@@ -189,6 +189,8 @@ class QuantMethod(Protocol):
       model's.
     - `check_used()`: called when the model is built; raises `ModelError` if the method applies to
       none of its layers.
+    - `options: tuple[str, ...]`: the options of its kind (`Option.read_by`) that it reads; a set
+      one that it does not read is refused.
     - `set_checkpoint_dtypes(dtypes: Mapping[str, torch.dtype])`: called first with the
       dtype of each checkpoint tensor, if the loader knows them.
     - `reads: tuple[str, ...]`: other methods; it reads their checkpoints too. Aliases

@@ -92,17 +92,13 @@ def load_named(config: EngineConfig, registry: Registry) -> tuple[EngineConfig, 
 
 
 class Registry:
-    """Entries by kind, options, and lifecycle hooks. Immutable once
-    constructed.
-    """
+    """Entries by kind, options, and lifecycle hooks. Immutable once constructed."""
 
     def __init__(self, plan: PluginPlan, hooks: Hooks) -> None:
         self.plan: Final = plan
         self.hooks: Final = hooks
         self.withheld: list[Registered] = []
-        """Third-party entries that are off until the user names their
-        plugin.
-        """
+        """Third-party entries that are off until the user names their plugin."""
         self._used: Final[dict[str, Registered]] = {}
         self._timer: Final = CallTimer()
         self._shared: Final[dict[str, Any]] = {

@@ -18,7 +18,6 @@ from torch import nn
 from builtin_plugins.quant_methods.cpu_packed.experts import PackedExperts
 from builtin_plugins.quant_methods.cpu_packed.method import PackedLinear
 from builtin_plugins.quant_methods.rtn.torch_ops import TorchOps
-from builtin_plugins.quant_methods.stored.activations import check_unset, mode_of
 from core.api import EngineConfig, ModelError
 from core.model_spec.quant_method import EmbeddingMethod, ExpertsMethod, LinearMethod
 from core.models.layers.linear import PlainLinear
@@ -41,7 +40,6 @@ class RoundToNearest:
                 f"--quantization {self.name} rounds plain weights; this checkpoint is already "
                 f"quantized as {self.name!r}. Use the checkpoint that it was made from."
             )
-        check_unset(mode_of(config))
         self._group = config.options.get("quantization_group") or GROUPS[self.bits]
 
     @cached_property

@@ -17,7 +17,7 @@ import torch
 from core.api import ModelError
 
 if TYPE_CHECKING:
-    from core.api import EngineConfig, Registry
+    from core.api import EngineConfig
 
 Tensor = torch.Tensor
 ScaleKind = Literal["float", "e8m0", "e8m0_ceil", "e4m3", "e4m3_alone"]
@@ -25,6 +25,7 @@ ScaleKind = Literal["float", "e8m0", "e8m0_ceil", "e4m3", "e4m3_alone"]
 log = logging.getLogger(__name__)
 
 E4M3_MAX: Final = 448.0
+OPTION: Final = "activation_quantization"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,31 +248,6 @@ class InputRounding:
         return back.flatten(-2).to(x.dtype)
 
 
-def mode_of(config: EngineConfig | None) -> str:
-    """Return the value of `--activation-quantization`."""
-    options = {} if config is None else config.options
-    mode: str = options.get("activation_quantization") or "auto"
-    return mode
-
-
-def check_unset(mode: str) -> None:
-    """Raise `ModelError` if `--activation-quantization` is set, for models without its effect."""
-    if mode != "auto":
-        raise ModelError(
-            f"--activation-quantization: got {mode!r}; expected a checkpoint that specifies "
-            "rounded activations, and this one does not. Remove it."
-        )
-
-
-def check_plain(config: EngineConfig, registry: Registry) -> None:
-    """Raise `ModelError` if `--activation-quantization` is set for a model of plain weights."""
-    if config.model.quantization not in (None, "none"):
-        return  # the method checks it
-    source = registry.find_model(config.model.model, config)
-    if source is not None and source.quantization is None:
-        check_unset(mode_of(config))
-
-
 class ActivationQuantization:
     """Which layers of a model round their inputs, by `--activation-quantization`; logged once.
 
@@ -281,7 +257,8 @@ class ActivationQuantization:
 
     def __init__(self, name: str, config: EngineConfig | None) -> None:
         self._name = name
-        self._mode = mode_of(config)
+        options = {} if config is None else config.options
+        self._mode: str = options.get(OPTION) or "auto"
         self.by_kernels = self._mode != "off"
         """Whether kernels may round."""
         self._rounded: Counter[str] = Counter()
@@ -300,8 +277,11 @@ class ActivationQuantization:
 
     def check_used(self) -> None:
         """Raise `ModelError` if the setting has no effect."""
-        if not (self._rounded or self._exact):
-            check_unset(self._mode)
+        if self._mode != "auto" and not (self._rounded or self._exact):
+            raise ModelError(
+                f"--activation-quantization: got {self._mode!r}; expected a checkpoint that "
+                "specifies rounded activations, and this one does not. Remove it."
+            )
 
     def log_once(self) -> None:
         """Log what is rounded and what is not, unless the checkpoint rounds nothing."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from builtin_plugins.quant_methods.stored.activations import ActivationQuantization
+from builtin_plugins.quant_methods.stored.activations import OPTION, ActivationQuantization
 from builtin_plugins.quant_methods.stored.backends import DequantizedFallback
 from builtin_plugins.quant_methods.stored.experts import StoredExperts
 from builtin_plugins.quant_methods.stored.layers import StoredLinear
@@ -36,6 +36,7 @@ class StoredMethod:
     name = ""
     hint = "Leave --quantization out, or round them with int8 or int4."
     """Advice in the error for a checkpoint without a quantization config."""
+    options: tuple[str, ...] = (OPTION,)
     quantizes_on_load = False
     """Whether the method quantizes plain checkpoints while they load."""
 

@@ -29,7 +29,12 @@ from core.model_spec.kv import RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import DTYPE_ALIASES, ONE_BYTE_DTYPES
-from core.models.layers.quantization import pass_checkpoint_dtypes, plain_weights, quant_method
+from core.models.layers.quantization import (
+    check_options,
+    pass_checkpoint_dtypes,
+    plain_weights,
+    quant_method,
+)
 from core.models.layers.weights import WeightMap, check_finite
 from core.models.ops.table import choose_ops
 from core.plugin import Registered
@@ -83,6 +88,8 @@ def load_model(
             kv_scaled=config.cache.calculate_kv_scales,
             plain=plain_weights(config, registry, known),
         )
+        if not is_companion:
+            check_options(context.quant, config, registry)
         loader = weight_loader(config, source, registry)
         if isinstance(spec, DecoderSpec) and hasattr(loader, "headers"):
             pass_checkpoint_dtypes(context.quant, spec.names, loader.headers())

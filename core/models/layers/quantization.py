@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from core.plugin import Registered
 
 
+KIND = "quant_methods"
 PLAIN = "none"
 """Method of unquantized checkpoints."""
 PLAIN_WEIGHTS = "plain weights"
@@ -39,14 +40,12 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     """
     stated = source.quantization
     flag = config.model.quantization
-    by_name = {
-        registered.entry.name: registered for registered in registry.entries("quant_methods")
-    }
+    by_name = {registered.entry.name: registered for registered in registry.entries(KIND)}
     own_method = _resolve_alias(stated, None, by_name)
     name = _resolve_alias(flag, own_method, by_name) or own_method or PLAIN
     if name not in by_name:
         origin = "--quantization" if flag else "the checkpoint"
-        if missing := missing_entry(registry, "quant_methods", name):
+        if missing := missing_entry(registry, KIND, name):
             raise ModelError(
                 f"{origin} names the quantization method {name!r}: {missing}. "
                 f"Known: {', '.join(sorted(by_name))}."
@@ -80,6 +79,18 @@ def quant_method(config: EngineConfig, source: ModelSource, registry: Registry) 
     return method
 
 
+def check_options(method: QuantMethod, config: EngineConfig, registry: Registry) -> None:
+    """Raise `ModelError` for a set option of quantization methods that this one does not read."""
+    read = getattr(method, "options", ())
+    for _, option in registry.options():
+        value = config.options.get(option.name, option.default)
+        if option.read_by == KIND and value != option.default and option.name not in read:
+            raise ModelError(
+                f"--{option.name.replace('_', '-')}: got {value!r}; expected a quantization method "
+                f"that reads it, and {method.name!r} does not. Remove it."
+            )
+
+
 def pass_checkpoint_dtypes(
     method: QuantMethod, names: WeightNames, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
@@ -111,7 +122,7 @@ def plain_weights(
     """Return the best "plain weights" method for `facts` (device, dtype, platform); None without
     one.
     """
-    for candidate in registry.rank("quant_methods", facts):
+    for candidate in registry.rank(KIND, facts):
         if PLAIN_WEIGHTS in candidate.registered.entry.gives and not candidate.reason:
             made = registry.load(candidate.registered)
             with registry.blame(candidate.registered):

@@ -217,7 +217,11 @@ def test_setting_without_effect_on_plain_weights_is_refused(
     quantization: str | None, tmp_path: Path
 ) -> None:
     plain_tensors("MixtralForCausalLM", tmp_path)
-    message = "--activation-quantization: got 'on'; expected a checkpoint that specifies rounded"
+    name = quantization or "none"
+    message = (
+        "--activation-quantization: got 'on'; expected a quantization method that reads it, and "
+        f"'{name}' does not. Remove it."
+    )
     with pytest.raises(ModelError, match=message):
         LLM(str(tmp_path), quantization=quantization, activation_quantization="on")
 
