@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from core import AsyncLLM
 from core.api import RequestOutput, RequestOutputKind, SamplingParams
-
-if TYPE_CHECKING:
-    from core.api import EngineConfig
-    from core.api.plugins import LoadedRegistry
 
 
 class AsyncEngine:
     """The engine of servers; its calls block until all requests have ended."""
 
-    def __init__(self, config: EngineConfig, registry: LoadedRegistry) -> None:
+    def __init__(self, engine: AsyncLLM) -> None:
         self._runner = asyncio.Runner()
         """Event loop of all requests."""
-        self._engine = AsyncLLM.from_config(config, registry)
+        self._engine = engine
         self._num_started = 0
         self.config = self._engine.config
 

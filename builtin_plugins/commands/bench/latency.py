@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,10 @@ class Latency:
         parser.add_argument(
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
+        self.add_own_flags(parser)
+
+    def add_own_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add batch and output."""
         for name, default, text in (
             ("input-len", 32, "tokens of each prompt"),
             ("output-len", 128, "tokens to generate for each"),
@@ -65,16 +71,19 @@ class Latency:
 
     def run(self, context: CommandContext) -> int:
         """Measure and report."""
-        args = context.args
+        self.measure(context.args, partial(open_engine, context))
+        return 0
+
+    def measure(self, args: argparse.Namespace, start: Callable[[], LLM]) -> dict[str, Any]:
+        """Start an engine, measure, report, and return the result."""
         check_counts(
             args, input_len=1, output_len=1, batch_size=1, n=1, num_iters=1, num_iters_warmup=0
         )
         check_output(args)
         where = conditions()
-        rng = Random(context.config.model.seed)
-        with open_engine(context) as llm:
+        with start() as llm:
             model = llm.config.model.model
-            latencies = _measure(llm, args, rng)
+            latencies = _measure(llm, args, Random(llm.config.model.seed))
         result = {
             "avg_latency": mean(latencies),
             "latencies": latencies,
@@ -93,7 +102,7 @@ class Latency:
             plot_distributions(
                 args.plot, title, {"time of a batch": [1e3 * s for s in latencies]}, "milliseconds"
             )
-        return 0
+        return result
 
 
 def _measure(llm: LLM, args: argparse.Namespace, rng: Random) -> list[float]:

@@ -26,8 +26,9 @@ def open_engine(context: CommandContext, *, is_async: bool = False) -> LLM | Asy
     # lazy: torch is slow to import
     if is_async:
         from builtin_plugins.commands.bench.async_engine import AsyncEngine
+        from core import AsyncLLM
 
-        return AsyncEngine(context.config, context.registry)
+        return AsyncEngine(AsyncLLM.from_config(context.config, context.registry))
     from core import LLM
 
     return LLM.from_config(context.config, context.registry)

@@ -82,7 +82,10 @@ class ServeLoad:
 
     def run(self, context: CommandContext) -> int:
         """Measure and report; return 1 if every request failed."""
-        args = context.args
+        return 0 if self.measure(context.args)["completed"] else 1
+
+    def measure(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Measure, report, and return the result."""
         _check(args)
         goals = _goals(args.goodput)
         percents = _percents(args.metric_percentiles)
@@ -118,7 +121,7 @@ class ServeLoad:
             plot_distributions(
                 args.plot, f"{result['completed']} requests to {api.model}", panels, "milliseconds"
             )
-        return 0 if result["completed"] else 1
+        return result
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:

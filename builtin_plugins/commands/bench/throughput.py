@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,10 @@ class Throughput:
         parser.add_argument(
             "model", nargs="?", help="local folder or hub id; without one, a small demo model"
         )
+        self.add_own_flags(parser)
+
+    def add_own_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add requests and output."""
         parser.add_argument(
             "--backend",
             choices=("vllm",),
@@ -78,13 +84,20 @@ class Throughput:
 
     def run(self, context: CommandContext) -> int:
         """Measure and report."""
-        args = context.args
+        is_async = context.args.async_engine
+        self.measure(context.args, partial(open_engine, context, is_async=is_async))
+        return 0
+
+    def measure(
+        self, args: argparse.Namespace, start: Callable[[], LLM | AsyncEngine]
+    ) -> dict[str, Any]:
+        """Start an engine, measure, report, and return the result."""
         check_counts(args, num_prompts=1, input_len=1, num_iters=1, num_warmups=0, n=1)
         check_dataset(args)
         check_output(args)
         where = conditions()
-        rng = Random(context.config.model.seed)
-        with open_engine(context, is_async=args.async_engine) as llm:
+        with start() as llm:
+            rng = Random(llm.config.model.seed)
             units = units_of(llm)
             rounds = [make_samples(args, units, rng) for _ in range(args.num_iters)]
             for samples in rounds:
@@ -108,7 +121,7 @@ class Throughput:
                 for i, (elapsed, prompt, output, _) in enumerate(measured)
             }
             plot_bars(args.plot, f"Throughput of {model}", "tokens a second", rates)
-        return 0
+        return result
 
 
 def _generate(llm: LLM | AsyncEngine, samples: list[Sample], args: argparse.Namespace) -> Measured:

@@ -103,7 +103,9 @@ def _modules(made: Registries) -> Mapping[str, Names]:
         "vllm.entrypoints.openai.engine.protocol": _MESSAGES,
         "vllm.entrypoints.openai.responses.protocol": _MESSAGES,
         "vllm.entrypoints.chat_utils": {"make_tool_call_id": protocol.make_tool_call_id},
-        "vllm.utils": {"random_uuid": protocol.random_uuid},
+        "vllm.utils": {"random_uuid": protocol.random_uuid, "__getattr__": _parser},
+        "vllm.utils.argparse_utils": {"__getattr__": _parser},
+        "vllm.engine.arg_utils": _engine_args,
         "vllm.tokenizers": tokenizers,
         "vllm.transformers_utils.tokenizer": tokenizers,
         package: _batches,
@@ -129,6 +131,21 @@ def _batches() -> Mapping[str, Any]:
         "process_dict_updates",
     )
     return {name: getattr(batches, name) for name in (*names, "VllmConfig")}
+
+
+def _parser(name: str) -> Any:
+    """Return the parser of scripts, an attribute of its module."""
+    if name != "FlexibleArgumentParser":
+        raise AttributeError(f"engine-vllm-compat provides no {name!r} here")
+    from builtin_plugins.commands.api import FlexibleArgumentParser  # lazy: imports torch
+
+    return FlexibleArgumentParser
+
+
+def _engine_args() -> Mapping[str, Any]:
+    from core import AsyncEngineArgs, EngineArgs  # lazy: reads the options of all plugins
+
+    return {"AsyncEngineArgs": AsyncEngineArgs, "EngineArgs": EngineArgs}
 
 
 def _no_models(name: str, model: Any) -> NoReturn:

@@ -382,6 +382,22 @@ def test_unsupported_vllm_feature_is_named(
         assert "--plugins no:vllm_compat" in message
 
 
+def test_parser_and_engine_args_of_scripts_are_provided(tmp_path: Path) -> None:
+    source = """
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.utils import FlexibleArgumentParser
+from vllm.utils.argparse_utils import FlexibleArgumentParser as Same
+
+parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+assert Same is FlexibleArgumentParser
+assert parser.parse_args(["--max_model_len", "7"]).max_model_len == "7"
+"""
+    general = {"vllm.general_plugins": "things = vllm_things:register"}
+    with installed(tmp_path, {"vllm_things": source + TOOL_PARSER}, general):
+        names = [each.entry.name for each in load_plugins(PLUGIN).entries("tool_parsers")]
+    assert names == ["bracketed"]
+
+
 def test_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
     with installed(tmp_path, {}, {}):
         registry = load_plugins(PLUGIN)

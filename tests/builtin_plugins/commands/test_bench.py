@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.commands.api import FlexibleArgumentParser, bench_latency, bench_throughput
+from builtin_plugins.commands.bench.scripts import EngineBenchmark
 from core.cli.main import main
+from core.errors import ConfigError
 from core.plugin import load_plan, make_plan
 from core.testing.checkpoints import make_checkpoint
 
@@ -49,6 +52,32 @@ def test_help_lists_the_benchmarks(capsys: Printed) -> None:
     assert all(
         f"  {name} " in printed for name in ("throughput", "latency", "serve", "startup", "step")
     )
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "argv", "figure"),
+    [
+        (bench_latency, "--batch-size 2 --num-iters 2 --num-iters-warmup 0", "avg_latency"),
+        (bench_throughput, "--num-prompts 2 --num-warmups 0", "tokens_per_second"),
+        (
+            bench_throughput,
+            "--num-prompts 2 --num-warmups 0 --async-engine --disable-frontend-multiprocessing",
+            "tokens_per_second",
+        ),
+    ],
+)
+def test_scripts_get_the_result(
+    benchmark: EngineBenchmark, argv: str, figure: str, capsys: Printed
+) -> None:
+    parser = FlexibleArgumentParser()
+    benchmark.add_cli_args(parser)
+    sizes = "--input_len 8 --output_len 4 --kv_cache_memory_bytes 1M --log_level error"
+    flags = ["--model", "scripted:", "--max_model_len=256", *words(sizes), *words(argv)]
+    result = benchmark.main(parser.parse_args(flags))
+    assert (result["model"], result[figure] > 0) == ("scripted:", True)
+    assert "scripted:" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="more than the context of 256"):
+        benchmark.main(parser.parse_args([*flags, "--input-len", "300"]))
 
 
 def test_throughput_reports_acceptance_length(capsys: Printed) -> None:

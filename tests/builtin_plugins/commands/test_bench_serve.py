@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from builtin_plugins.commands.api import FlexibleArgumentParser, bench_serve
 from core.cli.main import main
 from tests.served import COLD
 from tests.timeouts import TIMEOUT_S
@@ -64,6 +65,14 @@ def measure(
         return result
 
     return run
+
+
+def test_scripts_get_the_result(url: str) -> None:
+    parser = FlexibleArgumentParser()
+    bench_serve.add_cli_args(parser)
+    flags = f"--base-url {url} --api_key sesame --num-prompts 2 --input-len 4 --output-len 4"
+    result = bench_serve.main(parser.parse_args([*words(flags), "--num_warmups=0"]))
+    assert (result["completed"], result["total_output_tokens"]) == (2, 8)
 
 
 def test_result_uses_vllm_metric_names(measure: Callable[..., Any], capsys: Printed) -> None:
