@@ -26,6 +26,7 @@ from builtin_plugins.clients.process.messages import (
     Stop,
 )
 from builtin_plugins.clients.process.request_tracker import DeathCause, OpenRequest
+from builtin_plugins.clients.process.start_log import StartLog
 from builtin_plugins.clients.process.watchdog import Watchdog
 from builtin_plugins.clients.process.weights import OTHER_WEIGHTS, KnownWeights
 from builtin_plugins.clients.reading_calls import reading_calls
@@ -283,12 +284,14 @@ class Supervised:
         log.warning("the engine is back (restart %d)", self._restarts)
 
     def _wait_until_ready(self) -> Ready:
+        start_log = StartLog()
         while True:
             message = self.child.receive()
             if isinstance(message, Ready):
                 if self._weights.note(message.weights):
                     self._calls.end_answers(OTHER_WEIGHTS)
                 return message
+            start_log.note(self.child)
             if self._condition.is_stopped():
                 raise EngineDead("shut down while it was starting")
             if self._is_taken_over:
