@@ -51,12 +51,17 @@ def kill_raylet(cluster: Cluster) -> None:
     cluster.add_node(**NODE)
 
 
-def actor_pids() -> list[int]:
-    """Return the process ids of the launcher's actors, from the titles that Ray sets."""
+def actor_pids(cluster: Cluster) -> list[int]:
+    """Return the process ids of the launcher's actors, from the titles that Ray sets.
+
+    Other clusters of this machine have other folders for the outputs of their processes.
+    """
+    session = cluster.head_node.get_session_dir_path()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Role"):
+            is_actor = (folder / "cmdline").read_bytes().startswith(b"ray::Role")
+            if is_actor and os.readlink(folder / "fd" / "1").startswith(f"{session}/"):
                 found.append(int(folder.name))
     return sorted(found)
 
@@ -66,9 +71,9 @@ def placements() -> list[dict[str, Any]]:
     return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
 
 
-def assert_nothing_is_left() -> None:
+def assert_nothing_is_left(cluster: Cluster) -> None:
     """Wait until no actor process and no placement group is left."""
     until_s = time.monotonic() + TIMEOUT_S
-    while actor_pids() or placements():
-        assert time.monotonic() < until_s, f"left: {actor_pids()}, {placements()}"
+    while actor_pids(cluster) or placements():
+        assert time.monotonic() < until_s, f"left: {actor_pids(cluster)}, {placements()}"
         time.sleep(0.1)

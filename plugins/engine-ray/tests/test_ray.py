@@ -112,8 +112,8 @@ def test_ranks_on_two_nodes_give_the_tokens_of_mp(
         assert [generate(llm, sampling) for sampling in (GREEDY, SEEDED)] == expected
         (placement,) = placements()
         assert len(set(placement["bundles_to_node_id"].values())) == 2
-        assert len(actor_pids()) == 2
-    assert_nothing_is_left()
+        assert len(actor_pids(cluster)) == 2
+    assert_nothing_is_left(cluster)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -129,12 +129,12 @@ def test_streams_complete_with_the_tokens_of_mp_while_actors_are_killed(
         local.shutdown()
 
     async def main(engine: AsyncLLM) -> None:
-        assert len(actor_pids()) == num_actors
+        assert len(actor_pids(cluster)) == num_actors
         nodes = {node for each in placements() for node in each["bundles_to_node_id"].values()}
         assert len(nodes) == 2
         assert await streams(engine, count=STREAMS) == expected
         for number in range(3):
-            victim = actor_pids()[number % num_actors]
+            victim = actor_pids(cluster)[number % num_actors]
             kill = partial(os.kill, victim, signal.SIGKILL)
             assert await streams_while(engine, kill) == expected
             await until(lambda number=number: restarts(engine) > number and is_ready(engine))
@@ -144,7 +144,7 @@ def test_streams_complete_with_the_tokens_of_mp_while_actors_are_killed(
         asyncio.run(main(engine))
     finally:
         engine.shutdown()
-    assert_nothing_is_left()
+    assert_nothing_is_left(cluster)
 
 
 @pytest.mark.parametrize("layout", ["ranks", "engines"])
@@ -162,7 +162,7 @@ def test_streams_complete_while_raylets_are_killed(
         asyncio.run(main(engine))
     finally:
         engine.shutdown()
-    assert_nothing_is_left()
+    assert_nothing_is_left(cluster)
 
 
 async def streams_while(engine: AsyncLLM, kill: Callable[[], None]) -> list[dict[str, Any]]:

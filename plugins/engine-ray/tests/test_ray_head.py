@@ -53,7 +53,7 @@ def test_server_goes_on_after_the_raylet_of_the_head_is_killed(
     ]
     with serving(tmp_path, str(model), *flags) as service:
         expected = answer(service)
-        old = actor_pids()
+        old = actor_pids(cluster)
         (raylet,) = cluster.head_node.all_processes["raylet"]
         os.kill(raylet.process.pid, signal.SIGKILL)
         raylet.process.wait()
@@ -61,5 +61,5 @@ def test_server_goes_on_after_the_raylet_of_the_head_is_killed(
         assert answer(service) == expected
         assert service.process.poll() is None
         wait_for(lambda: all(map(is_gone, old)))
-        assert len(actor_pids()) == 2
-    wait_for(lambda: not actor_pids())
+        assert len(actor_pids(cluster)) == 2
+    wait_for(lambda: not actor_pids(cluster))
