@@ -1,9 +1,10 @@
 """Scores of the demo model by skill, with weights quantized at load time.
 
     python benchmarks/quantization/skills.py [--items 60] [--methods int8 int4 fp8] [--model FOLDER
-    ...]
+    ...] [--activations auto on]
 
-`--model` adds quantized checkpoints, as written by `engine quantize`.
+`--model` adds quantized checkpoints, as written by `engine quantize`; `--activations` has the
+values of `--activation-quantization` for them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def main() -> None:
     parser.add_argument(
         "--model", action="append", default=[], help="a quantized checkpoint; may be repeated"
     )
+    parser.add_argument(
+        "--activations", nargs="+", default=["auto"], help="how checkpoints round activations"
+    )
     arguments = parser.parse_args()
     items = [item for skill in SKILLS for item in evaluation_items(skill, 0, arguments.items)]
     print(f"| | {' | '.join(SKILLS)} | mean |\n| --- |{' ---: |' * (len(SKILLS) + 1)}")
@@ -54,7 +58,9 @@ def main() -> None:
             flush=True,
         )
     for folder in arguments.model:
-        print(row(Path(folder).name, totals(folder, items)), flush=True)
+        for mode in arguments.activations:
+            found = totals(folder, items, activation_quantization=mode)
+            print(row(f"{Path(folder).name}, activations {mode}", found), flush=True)
 
 
 if __name__ == "__main__":
