@@ -1,4 +1,4 @@
-"""Each finding of attacks, faults and separate checks is held by tests that exist."""
+"""Each finding, by section, is held by tests that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ ROOT: Final = Path(__file__).parents[2]
 SECTIONS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     (Path(__file__).parent / "findings.toml").read_text(encoding="utf-8")
 )
-NUM_FINDINGS: Final = {"attack": 12, "not-tried": 10, "separate-checks": 4, "faults": 7}
+NUM_FINDINGS: Final = {
+    "attack": 12,
+    "not-tried": 10,
+    "separate-checks": 4,
+    "faults": 7,
+    "accepted": 15,
+    "interfaces": 24,
+    "users": 16,
+}
 ROWS: Final = {
     f"{section}.{name}": row for section, rows in SECTIONS.items() for name, row in rows.items()
 }
