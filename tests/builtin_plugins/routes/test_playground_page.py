@@ -135,12 +135,17 @@ def page(browser: Page) -> Page:
     return browser
 
 
-def ask(page: Page, text: str, *, answers: bool = True) -> str:
-    """Send a message, and return the complete answer."""
+def send(page: Page, text: str) -> None:
+    """Send a message, and wait until its answer has ended."""
     before = page.value(ENDED)
     page.write("#prompt", text)
     page.press("Enter", 13)
     page.until(f"{ENDED} > {before} || document.querySelector('.failed')")
+
+
+def ask(page: Page, text: str, *, answers: bool = True) -> str:
+    """Send a message, and return the complete answer."""
+    send(page, text)
     assert page.value("document.querySelectorAll('.failed').length") == (0 if answers else 1)
     page.value(FRAMES)  # blocks out of sight have no text before
     text_content: str = page.value(f"{LAST}.innerText")
@@ -1051,15 +1056,18 @@ window.fetch = (path, options) => {
 
 
 @pytest.mark.bench
-def test_frames_of_ten_thousand_tokens_are_measured(page: Page) -> None:
+def test_ten_thousand_tokens_are_drawn_without_a_long_task(page: Page) -> None:
+    """Reading the answer is not measured: it lays out what is out of sight."""
     text = (f"{MARKDOWN}\n\n" * (40_000 // len(MARKDOWN) + 1))[:40_000]
     page.value(STREAM.replace("TEXT", json.dumps(text)))
     page.value(RECORD_FRAMES)
-    ask(page, "ten thousand tokens")
+    send(page, "ten thousand tokens")
+    page.value(FRAMES)
     gaps = page.value("window.gaps")
     tasks = page.value("window.tasks")
     print(f"{len(gaps)} frames, longest {max(gaps):.0f} ms, {sum(gaps) / 1000:.1f} s")
-    print(f"{len(tasks)} tasks over 50 ms:", *(f"{each:.0f}" for each in tasks))
+    assert tasks == [], "tasks over 50 ms"
+    assert page.value(f"{LAST}.innerText").count("It costs") > 80
 
 
 @pytest.mark.bench
