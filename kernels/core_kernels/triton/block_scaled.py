@@ -2,7 +2,8 @@
 
 x is rounded to the same format, and products are `tl.dot_scaled`: block-scaled matrix instructions
 from compute capability 10.0, numbers decoded to bfloat16 elsewhere. A weight is bytes: two codes
-each, the first of a pair in the low nibble, row by row, then exponents [rows, groups].
+each, the first of a pair in the low nibble, row by row, then exponents [rows, groups]. NVFP4
+(`nvfp4.py`) has the same products.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 
 from core_kernels.triton.autotune import Autotuner, LaunchConfig, row_bucket
 from core_kernels.triton.launching import MIN_DOT_SIZE, next_power_of_2
-from core_kernels.triton.quantized import FOUR_BIT_FLOATS, MAX_ROWS
+from core_kernels.triton.quantized import FOUR_BIT_FLOATS, MAX_ROWS, check_scales
 
 Tensor = torch.Tensor
 
@@ -40,8 +41,10 @@ class BlockScaled(NamedTuple):
 
     codes: Tensor
     """uint8 [n, bytes of a row]"""
-    exponents: Tensor
-    """uint8 [n, groups]: of scales, with a bias of 127; or the scales, float8_e4m3fn."""
+    scales: Tensor
+    """[n, groups]: float8_e4m3fn, or uint8 exponents with a bias of 127."""
+    factors: Tensor | None = None
+    """float32 [n]: of all scales of a row; None: 1."""
 
 
 class BlockScaledOps:
@@ -49,52 +52,70 @@ class BlockScaledOps:
 
     bits: Final = 4
     x_bits: Final = 4
-    group: Final = GROUP.value
     has_zeros: Final = False
+    group: int = GROUP.value
+    has_factors: bool = False
 
     def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """Return memory for a weight [rows, width], or for `count` of them; the dtype is
         ignored.
         """
         del dtype
-        size = rows * sum(_row_bytes(width))
+        factors = torch.float32.itemsize * self.has_factors
+        size = rows * (sum(row_bytes(width, self.group)) + factors)
         return torch.empty(size if count is None else (count, size), dtype=torch.uint8)
 
     def parts(self, weight: Tensor, rows: int, width: int) -> BlockScaled:
         """Return the views of one weight."""
-        codes, groups = _row_bytes(width)
-        return BlockScaled(
-            weight[: rows * codes].view(rows, codes), weight[rows * codes :].view(rows, groups)
-        )
+        codes, groups = row_bytes(width, self.group)
+        numbers = weight[: rows * codes].view(rows, codes)
+        scales = weight[rows * codes : rows * (codes + groups)].view(rows, groups)
+        if not self.has_factors:
+            return BlockScaled(numbers, scales)
+        factors = weight[rows * (codes + groups) :].view(torch.float32)
+        return BlockScaled(numbers, scales.view(torch.float8_e4m3fn), factors)
 
     def pack_codes(
-        self, weight: Tensor, rows: int, first: int, codes: Tensor, scales: Tensor
+        self,
+        weight: Tensor,
+        rows: int,
+        first: int,
+        codes: Tensor,
+        scales: Tensor,
+        *,
+        factors: Tensor | None = None,
     ) -> None:
         """Write doubled floats [n, width] of `FOUR_BIT_FLOATS`, int8, and half their scales [n,
-        groups], powers of two, to rows from `first`.
+        groups] to rows from `first`.
+
+        Scales are powers of two; or numbers of e4m3, and the factors [n, 1] are halved instead.
         """
         count, width = codes.shape
-        groups = -(-width // self.group)
-        if scales.shape != (count, groups):
+        check_scales(codes, scales, self.group)
+        found = 0 if factors is None else factors.numel()
+        if found != count * self.has_factors:
             raise ValueError(
-                f"scales: got {list(scales.shape)}; expected {[count, groups]} for codes "
-                f"{list(codes.shape)}. Use one scale for each {self.group} columns."
+                f"factors: got {found}; expected {count * self.has_factors}. Use one for each row "
+                "of NVFP4, and none for MXFP4."
             )
         if weight.is_meta:  # memory plan: no data
             return
         views = self.parts(weight, rows, width)
-        exponents = torch.frexp(scales.float()).exponent  # mantissa 0.5: of the whole scale
         own = slice(first, first + count)
         views.codes[own] = packed(codes, views.codes.shape[1]).to(weight.device)
-        raw = (exponents + EXPONENT_BIAS.value).clamp(0, LARGEST_BYTE.value).to(torch.uint8)
-        views.exponents[own] = pad(raw, (0, views.exponents.shape[1] - groups)).to(weight.device)
+        padded = pad(self._stored(scales.float()), (0, views.scales.shape[1] - scales.shape[1]))
+        views.scales[own] = padded.to(views.scales.dtype).to(weight.device)
+        if views.factors is not None and factors is not None:
+            views.factors[own] = (2 * factors.float()).flatten().to(weight.device)
 
     def rows(
         self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Return the plain rows [n, width] for ids [n]."""
-        views = self.parts(weight, rows, width)
-        return decoded(BlockScaled(views.codes[ids], views.exponents[ids]), width).to(dtype)
+        codes, scales, factors = self.parts(weight, rows, width)
+        of_rows = scales.view(torch.uint8)[ids].view(scales.dtype)  # torch selects no e4m3
+        chosen = BlockScaled(codes[ids], of_rows, None if factors is None else factors[ids])
+        return decoded(chosen, width).to(dtype)
 
     def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
         """Return x @ weight.T, [..., rows]. `order`: index into x for each column of the weight."""
@@ -105,28 +126,30 @@ class BlockScaledOps:
         if x.dtype is torch.float32:
             return x @ decoded(views, width).T
         out = x.new_empty(*x.shape[:-1], rows)
-        if not out.numel():
-            return out
-        multiply(views, round_rows(flat), out)
+        if out.numel():
+            _multiply(views, self._rounded(flat), out)
         return out
 
+    def _stored(self, scales: Tensor) -> Tensor:
+        """Return what is stored of half the scales."""
+        exponents = torch.frexp(scales).exponent  # mantissa 0.5: of the whole scale
+        return (exponents + EXPONENT_BIAS.value).clamp(0, LARGEST_BYTE.value)
 
-def multiply(
-    weight: BlockScaled,
-    x: BlockScaled,
-    out: Tensor,
-    factors: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> None:
-    """Write x @ weight.T to out [..., rows]; `factors`: of the rows of the weight and of x."""
+    def _rounded(self, x: Tensor) -> BlockScaled:
+        """Return the rows of x in the format of the weights."""
+        return round_rows(x)
+
+
+def _multiply(weight: BlockScaled, x: BlockScaled, out: Tensor) -> None:
+    """Write x @ weight.T to out [..., rows]."""
     rows, width = weight.codes.shape
     count = len(x.codes)
-    group = 2 * width // weight.exponents.shape[1]
+    group = 2 * width // weight.scales.shape[1]
     block = min(MAX_ROWS, next_power_of_2(count, MIN_DOT_SIZE))
 
     def launch(config: LaunchConfig) -> None:
         _block_scaled_product[triton.cdiv(rows, config.columns), triton.cdiv(count, block)](
-            *weight, *x, weight.codes.stride(0), weight.exponents.stride(0), out, count, rows,
-            *factors,
+            *weight, *x, weight.codes.stride(0), weight.scales.stride(0), out, count, rows,
             ROWS=block, COLUMNS=config.columns, INNER=INNER, GROUP=group,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
@@ -145,11 +168,15 @@ def packed(codes: Tensor, row_bytes: int) -> Tensor:
 
 def decoded(rows: BlockScaled, width: int) -> Tensor:
     """Return the numbers [n, width] in float32."""
-    scales = torch.exp2(rows.exponents.float() - EXPONENT_BIAS.value)
-    return scaled(rows.codes, scales, width)
+    scales = rows.scales.float()
+    if rows.scales.dtype is torch.uint8:
+        scales = torch.exp2(scales - EXPONENT_BIAS.value)
+    if rows.factors is not None:
+        scales = scales * rows.factors[:, None]
+    return _scaled(rows.codes, scales, width)
 
 
-def scaled(codes: Tensor, scales: Tensor, width: int) -> Tensor:
+def _scaled(codes: Tensor, scales: Tensor, width: int) -> Tensor:
     """Return the numbers [n, width] of bytes of two codes times the scales [n, groups]."""
     positive = torch.tensor(FOUR_BIT_FLOATS, dtype=torch.float32, device=codes.device) / 2
     numbers = torch.cat([positive, -positive])
@@ -161,22 +188,22 @@ def scaled(codes: Tensor, scales: Tensor, width: int) -> Tensor:
 def round_rows(x: Tensor) -> BlockScaled:
     """Return the rows of x [n, width] in four bits, with a scale for each group."""
     count, width = x.shape
-    codes, groups = _row_bytes(width)
+    codes, groups = row_bytes(width, GROUP.value)
     out = BlockScaled(
         torch.empty((count, codes), dtype=torch.uint8, device=x.device),
         torch.empty((count, groups), dtype=torch.uint8, device=x.device),
     )
     _round_block_scaled[count, triton.cdiv(groups, ROUNDED_GROUPS)](
-        x, x.stride(0), x.stride(1), *out, width, codes, groups,
+        x, x.stride(0), x.stride(1), out.codes, out.scales, width, codes, groups,
         GROUP=GROUP.value, GROUPS=ROUNDED_GROUPS, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def _row_bytes(width: int) -> tuple[int, int]:
-    """Return the bytes of a row's codes and of its exponents."""
+def row_bytes(width: int, group: int) -> tuple[int, int]:
+    """Return the bytes of a row's codes and of its scales."""
     padded = -(-width // INNER) * INNER
-    return padded // 2, padded // GROUP.value
+    return padded // 2, padded // group
 
 
 @triton.jit
@@ -216,8 +243,7 @@ def _round_block_scaled(
 
 @triton.jit(do_not_specialize=["count"])
 def _block_scaled_product(
-    codes, exponents, x_codes, x_exponents, row_bytes, groups, out, count, rows,
-    factors, x_factors,
+    codes, scales, factors, x_codes, x_scales, x_factors, row_bytes, groups, out, count, rows,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program: some rows of the weight by some rows of x.
@@ -235,8 +261,8 @@ def _block_scaled_product(
     x_index = index.to(tl.int64)[:, None]
     weight_at = codes + row_index * row_bytes + byte
     x_at = x_codes + x_index * row_bytes + byte
-    weight_scale_at = exponents + row_index * groups + group
-    x_scale_at = x_exponents + x_index * groups + group
+    weight_scale_at = scales + row_index * groups + group
+    x_scale_at = x_scales + x_index * groups + group
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for step in range(row_bytes // (INNER // 2)):
         weight = tl.load(weight_at + step * (INNER // 2), mask=there, other=0)

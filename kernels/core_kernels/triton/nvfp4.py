@@ -6,14 +6,13 @@ there, then scales [rows, groups], then float32 factors [rows].
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
-from torch.nn.functional import pad
 
-from core_kernels.triton.block_scaled import INNER, BlockScaled, multiply, nearest, packed, scaled
+from core_kernels.triton.block_scaled import BlockScaled, BlockScaledOps, nearest, row_bytes
 
 Tensor = torch.Tensor
 
@@ -33,99 +32,25 @@ TO_INTEGER: Final = tl.constexpr(1.5 * 2.0**23)
 """Added to a small float and subtracted, rounds it to an integer, ties to even."""
 
 
-class FactoredRows(NamedTuple):
-    """Rows of four-bit floats with a factor each."""
-
-    numbers: BlockScaled
-    factors: Tensor
-    """float32 [n]"""
-
-
-class NvFp4Ops:
+class NvFp4Ops(BlockScaledOps):
     """Products of weights and x in NVFP4; those of float32 x use decoded weights."""
 
-    bits: Final = 4
-    x_bits: Final = 4
-    group: Final = GROUP.value
-    has_zeros: Final = False
-    has_factors: Final = True
+    group: int = GROUP.value
+    has_factors: bool = True
 
-    def empty(self, rows: int, width: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
-        """Return memory for a weight [rows, width], or for `count` of them; the dtype is
-        ignored.
-        """
-        del dtype
-        size = rows * (sum(_row_bytes(width)) + torch.float32.itemsize)
-        return torch.empty(size if count is None else (count, size), dtype=torch.uint8)
+    def _stored(self, scales: Tensor) -> Tensor:
+        """Return what is stored of whole scales: factors are halved instead."""
+        return scales
 
-    def parts(self, weight: Tensor, rows: int, width: int) -> FactoredRows:
-        """Return the views of one weight."""
-        codes, groups = _row_bytes(width)
-        scales = weight[rows * codes : rows * (codes + groups)].view(torch.float8_e4m3fn)
-        numbers = BlockScaled(weight[: rows * codes].view(rows, codes), scales.view(rows, groups))
-        return FactoredRows(numbers, weight[rows * (codes + groups) :].view(torch.float32))
-
-    def pack_codes(
-        self,
-        weight: Tensor,
-        rows: int,
-        first: int,
-        codes: Tensor,
-        scales: Tensor,
-        *,
-        factors: Tensor,
-    ) -> None:
-        """Write doubled floats [n, width], int8, their scales [n, groups], numbers of e4m3, and
-        half the factors [n, 1] to rows from `first`.
-        """
-        count, width = codes.shape
-        groups = -(-width // self.group)
-        if scales.shape != (count, groups):
-            raise ValueError(
-                f"scales: got {list(scales.shape)}; expected {[count, groups]} for codes "
-                f"{list(codes.shape)}. Use one scale for each {self.group} columns."
-            )
-        if weight.is_meta:  # memory plan: no data
-            return
-        (own_codes, own_scales), own_factors = self.parts(weight, rows, width)
-        own = slice(first, first + count)
-        own_codes[own] = packed(codes, own_codes.shape[1]).to(weight.device)
-        padded = pad(scales.float(), (0, own_scales.shape[1] - groups))
-        own_scales[own] = padded.to(torch.float8_e4m3fn).to(weight.device)
-        own_factors[own] = (2 * factors.float()).flatten().to(weight.device)
-
-    def rows(
-        self, weight: Tensor, rows: int, width: int, ids: Tensor, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
-        """Return the plain rows [n, width] for ids [n]."""
-        (codes, scales), factors = self.parts(weight, rows, width)
-        chosen = BlockScaled(codes[ids], scales.view(torch.uint8)[ids].view(scales.dtype))
-        return decoded(FactoredRows(chosen, factors[ids]), width).to(dtype)
-
-    def linear(self, x: Tensor, weight: Tensor, rows: int, order: Tensor | None = None) -> Tensor:
-        """Return x @ weight.T, [..., rows]. `order`: index into x for each column of the weight."""
-        x = x if order is None else x[..., order]
-        flat = x.reshape(-1, x.shape[-1])
-        own = self.parts(weight, rows, flat.shape[1])
-        if x.dtype is torch.float32:
-            return x @ decoded(own, flat.shape[1]).T
-        out = x.new_empty(*x.shape[:-1], rows)
-        if out.numel():
-            rounded = round_rows(flat)
-            multiply(own.numbers, rounded.numbers, out, (own.factors, rounded.factors))
-        return out
+    def _rounded(self, x: Tensor) -> BlockScaled:
+        """Return the rows of x in the format of the weights."""
+        return round_rows(x)
 
 
-def decoded(rows: FactoredRows, width: int) -> Tensor:
-    """Return the numbers [n, width] in float32."""
-    scales = rows.numbers.exponents.float() * rows.factors[:, None]
-    return scaled(rows.numbers.codes, scales, width)
-
-
-def round_rows(x: Tensor) -> FactoredRows:
+def round_rows(x: Tensor) -> BlockScaled:
     """Return the rows of x [n, width] in NVFP4."""
     count, width = x.shape
-    codes, groups = _row_bytes(width)
+    codes, groups = row_bytes(width, GROUP.value)
     numbers = torch.empty((count, codes), dtype=torch.uint8, device=x.device)
     scales = torch.empty((count, groups), dtype=torch.uint8, device=x.device)
     factors = torch.empty(count, dtype=torch.float32, device=x.device)
@@ -133,13 +58,7 @@ def round_rows(x: Tensor) -> FactoredRows:
         x, x.stride(0), x.stride(1), numbers, scales, factors, width, codes, groups,
         GROUP=GROUP.value, GROUPS=CHUNK_GROUPS, num_warps=4,
     )  # fmt: skip
-    return FactoredRows(BlockScaled(numbers, scales.view(torch.float8_e4m3fn)), factors)
-
-
-def _row_bytes(width: int) -> tuple[int, int]:
-    """Return the bytes of a row's codes and of its scales."""
-    width_in_memory = -(-width // INNER) * INNER
-    return width_in_memory // 2, width_in_memory // GROUP.value
+    return BlockScaled(numbers, scales.view(torch.float8_e4m3fn), factors)
 
 
 @triton.jit

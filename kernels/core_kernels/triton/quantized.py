@@ -152,12 +152,13 @@ class GroupedOps:
         `first`.
         """
         count, width = codes.shape
-        if scales.shape != (count, self.groups(width)) or (zeros is None) == self.has_zeros:
+        check_scales(codes, scales, self.group)
+        found = "none" if zeros is None else list(zeros.shape)
+        expected = list(scales.shape) if self.has_zeros else "none"
+        if found != expected:
             raise ValueError(
-                f"codes {list(codes.shape)} with scales {list(scales.shape)} and "
-                f"{'no ' * (zeros is None)}zero points in "
-                f"groups of {self.group} of a weight with {'' if self.has_zeros else 'no '}zero "
-                "points"
+                f"zeros: got {found}; expected {expected}. Use one for each scale of a weight with "
+                "zero points."
             )
         if weight.is_meta:  # memory plan: no data
             return
@@ -304,6 +305,17 @@ class FloatOps(GroupedOps):
         if values.dtype != self.kind:
             raise ValueError(f"{values.dtype} in a weight of {self.kind}")
         self._write(weight, rows, first, values.view(torch.uint8), scales)
+
+
+def check_scales(codes: Tensor, scales: Tensor, group: int) -> None:
+    """Raise ValueError unless each `group` columns of codes [n, width] have a scale."""
+    count, width = codes.shape
+    expected = [count, -(-width // group)]
+    if list(scales.shape) != expected:
+        raise ValueError(
+            f"scales: got {list(scales.shape)}; expected {expected} for codes "
+            f"{list(codes.shape)}. Use one scale for each {group} columns."
+        )
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -208,8 +208,8 @@ def rows_of_nvfp4(lay: Layout, dtype: torch.dtype) -> Pairs:
     """Inputs rounded to NVFP4 as in contiguous memory, which `test_nvfp4.py` compares."""
     for width in (32, 80):
         x = torch.randn(5, width).to(dtype)
-        expected = nvfp4.decoded(nvfp4.round_rows(aligned(x)), width)
-        yield nvfp4.decoded(nvfp4.round_rows(lay(x)), width), expected
+        expected = decoded(nvfp4.round_rows(aligned(x)), width)
+        yield decoded(nvfp4.round_rows(lay(x)), width), expected
 
 
 def selection(lay: Layout, dtype: torch.dtype) -> Pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from core_kernels.triton.block_scaled import BlockScaledOps, decoded, round_rows
+from core_kernels.triton.nvfp4 import NvFp4Ops
 
 from builtin_plugins.quant_methods.cpu_packed.floats import write_rows
 from builtin_plugins.quant_methods.stored.layouts import ScaledFloats
@@ -68,7 +69,7 @@ def test_ties_round_to_even_codes() -> None:
 def test_groups_with_a_number_that_is_none_are_none() -> None:
     x = torch.ones(1, 64).bfloat16()
     x[0, 5] = float("nan")
-    exponents = round_rows(x).exponents
+    exponents = round_rows(x).scales
     assert exponents[0, :2].tolist() == [255, 125]
 
 
@@ -77,3 +78,12 @@ def test_scales_of_other_groups_are_rejected() -> None:
     weight = ops.empty(2, 64, torch.bfloat16)
     with pytest.raises(ValueError, match=r"scales: got \[2, 1\]; expected \[2, 2\]"):
         ops.pack_codes(weight, 2, 0, torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 1))
+
+
+@pytest.mark.parametrize(("ops", "factors"), [(BlockScaledOps(), 2), (NvFp4Ops(), 0)])
+def test_only_nvfp4_has_factors_of_rows(ops: BlockScaledOps, factors: int) -> None:
+    codes = torch.zeros(2, 64, dtype=torch.int8)
+    scales = torch.ones(2, 64 // ops.group)
+    own = torch.ones(factors, 1) if factors else None
+    with pytest.raises(ValueError, match=f"factors: got {factors}; expected {2 - factors}"):
+        ops.pack_codes(ops.empty(2, 64, torch.bfloat16), 2, 0, codes, scales, factors=own)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_kernels.triton.nvfp4 import NvFp4Ops, decoded, round_rows
+from core_kernels.triton.block_scaled import decoded
+from core_kernels.triton.nvfp4 import NvFp4Ops, round_rows
 
 from builtin_plugins.quant_methods.cpu_packed.floats import write_rows
 from builtin_plugins.quant_methods.stored.activations import ActivationScheme

@@ -142,10 +142,11 @@ def test_mismatched_shapes_are_rejected() -> None:
     ops, layout = integers(4, 64, 4, 32, False)
     weight = ops.empty(4, 64, torch.float32)
     assert isinstance(ops, QuantizedOps)
-    with pytest.raises(
-        ValueError, match="with scales \\[4, 1\\] and no zero points in groups of 32"
-    ):
+    with pytest.raises(ValueError, match=r"scales: got \[4, 1\]; expected \[4, 2\]"):
         ops.pack_codes(weight, 4, 0, layout.codes, layout.scales[:, :1])
+    zeros = torch.zeros(4, 2, dtype=torch.int16)
+    with pytest.raises(ValueError, match=r"zeros: got \[4, 2\]; expected none"):
+        ops.pack_codes(weight, 4, 0, layout.codes, layout.scales, zeros)
     with pytest.raises(ValueError, match="float8_e5m2 in a weight"):
         FloatOps(torch.float8_e4m3fn, 32).pack_codes(
             weight, 4, 0, torch.zeros(1, 64).to(torch.float8_e5m2), torch.ones(1, 2)
