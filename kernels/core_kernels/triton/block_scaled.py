@@ -133,7 +133,8 @@ class BlockScaledOps:
     def _stored(self, scales: Tensor) -> Tensor:
         """Return what is stored of half the scales."""
         exponents = torch.frexp(scales).exponent  # mantissa 0.5: of the whole scale
-        return (exponents + EXPONENT_BIAS.value).clamp(0, LARGEST_BYTE.value)
+        biased: Tensor = exponents + EXPONENT_BIAS.value
+        return biased.clamp(0, LARGEST_BYTE.value)
 
     def _rounded(self, x: Tensor) -> BlockScaled:
         """Return the rows of x in the format of the weights."""
