@@ -94,17 +94,20 @@ class ApiServers:
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
-            has_served = has_drained = False
+            has_reported = has_started = has_drained = False
             while not all(server.has_ended for server in self._servers):
                 time.sleep(TICK_S)
                 for server in self._servers:
                     server.check()
-                    if server.error is not None and not has_served:
+                    if server.error is not None and not has_started:
                         raise server.error
-                if not has_served and all(server.is_serving for server in self._servers):
-                    has_served = True
+                serving = [server for server in self._servers if server.is_serving]
+                has_started = has_started or len(serving) == self._count
+                # At the first, which may have answered: from now on this process is restarted.
+                if serving and not has_reported:
+                    has_reported = True
                     if self._parent is not None:
-                        self._parent.report_serving(self._servers[0].maintenance)
+                        self._parent.report_serving(serving[0].maintenance)
                 if not has_drained and all(s.is_drained or s.has_ended for s in self._servers):
                     has_drained = True
                     if self._parent is not None:
