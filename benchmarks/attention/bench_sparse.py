@@ -6,9 +6,10 @@ Run: `python benchmarks/attention/bench_sparse.py [float32|bfloat16 ...] [--leng
 A whole layer: projections of one token (hidden size 7168), its write to the cache, and attention
 over 128 heads of 576, in blocks of 16 tokens at random places. The sparse layer has the indexer of
 V3.2, 64 heads of 128 that select 2,048 tokens. The dense layer is the same without it, as V3 is.
-Weights and cached rows are random, projections are torch's in both. Prints milliseconds of a decode
-step (the fastest of several; with one thread, its own time), and how many times the dense rate the
-sparse one is: of the layer, and of attention alone, where the sparse one has the selection, too.
+Weights and cached rows are random; weights are packed in both, as the engine has them on CPUs, and
+with `--plain-products` multiplied by torch. Prints milliseconds of a decode step (the fastest of
+several; with one thread, its own time), and how many times the dense rate the sparse one is: of the
+layer, and of attention alone, where the sparse one has the selection, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from builtin_plugins.attention_backends.paged.backend import make_backend
 from builtin_plugins.op_impls.cpu.ops import select_tokens
+from builtin_plugins.quant_methods.cpu_packed.method import make_method
 from core.contracts.attention import AttentionInputs
 from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, NormSpec
 from core.model_spec.kv import LayerKV
@@ -57,9 +59,13 @@ def layer_spec(heads: int) -> LatentAttentionSpec:
 class Layer:
     """An attention layer with random weights and a random cache of one sequence."""
 
-    def __init__(self, spec: LatentAttentionSpec, dtype: torch.dtype, max_len: int) -> None:
+    def __init__(
+        self, spec: LatentAttentionSpec, dtype: torch.dtype, max_len: int, *, packs: bool
+    ) -> None:
         self._backend = make_backend()
         context = plain_context(dtype=dtype)
+        if packs:
+            context = replace(context, plain=make_method())
         self._ops = replace(context.ops, select_tokens=select_tokens)
         context = replace(context, attention=self._backend, ops=self._ops)
         assert spec.rope is not None
@@ -133,6 +139,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 4096, 8192, 16384, 32768])
     parser.add_argument("--threads", type=int, help="threads of torch and of the kernels")
     parser.add_argument("--heads", type=int, default=128, help="query heads, such as of one rank")
+    parser.add_argument("--plain-products", action="store_true", help="projections by torch")
     chosen = parser.parse_args()
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -141,7 +148,7 @@ def main() -> None:
     for name in chosen.dtypes:
         dtype = getattr(torch, name)
         layers = [
-            Layer(spec, dtype, max(chosen.lengths))
+            Layer(spec, dtype, max(chosen.lengths), packs=not chosen.plain_products)
             for spec in (dense, replace(dense, indexer=INDEXER))
         ]
         for length in chosen.lengths:
