@@ -37,6 +37,7 @@ class StoredMethod:
     hint = "Leave --quantization out, or round them with int8 or int4."
     """Advice in the error for a checkpoint without a quantization config."""
     options: tuple[str, ...] = (OPTION,)
+    """Options of quantization methods that it reads."""
     quantizes_on_load = False
     """Whether the method quantizes plain checkpoints while they load."""
 
