@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from core_kernels.triton import attention
 from core_kernels.triton.attention_shapes import Layer, Selected, Step
 from core_kernels.triton.block_copy import write_kv
-from core_kernels.triton.decode_plan import DecodePlan, plan_decode, programs_of_piece
+from core_kernels.triton.decode_plan import programs_of_piece
 from core_kernels.triton.sparse_attention import TokenPlan, plan_tokens, select_positions
 
 from builtin_plugins.attention_backends.triton.kernel_layer import kernel_layer
@@ -35,6 +35,18 @@ class WholeAttention(Protocol):
         """Write keys and values; return attention [num_tokens, heads, value size]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The positions that an indexer selects, for the layers of latents in the same step."""
+
+    positions: torch.Tensor
+    """[num_tokens, top_k] int32, ascending. Of a token that sees fewer, the last ones are not
+    set.
+    """
+    tokens: TokenPlan
+    """The tokens as sequences of their own."""
+
+
 @dataclass(slots=True)
 class SelectingPlan:
     """A KV group in one step; each token attends to at most `top_k` tokens."""
@@ -47,33 +59,26 @@ class SelectingPlan:
     """Maximum number of tokens that a token attends to."""
     max_len: int
     """Limit of the lengths of this step, or of all that a static plan is for."""
-    _tokens: TokenPlan | None = None
-
-    @property
-    def tokens(self) -> TokenPlan:
-        """The plan of the tokens, which the first layer makes."""
-        if self._tokens is None:
-            self._tokens = plan_tokens(self.plan.step, self.top_k)
-        return self._tokens
 
     def copy_from(self, other: SelectingPlan) -> None:
         """Copy another step's tensors into this plan's static buffers, before a graph replay."""
         self.plan.copy_from(other.plan)
-        self._tokens = None
 
 
 @dataclass(slots=True)
 class TritonIndexPlan(SelectingPlan):
     """The keys of an indexer, as `IndexPlan`."""
 
+    _tokens: TokenPlan | None = None
+    """The plan of the tokens, which the first layer makes for all layers."""
+
     def select(
         self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, cache: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Write the keys; return positions [num_tokens, top_k]. None: each token sees at most
+    ) -> Selection | None:
+        """Write the keys; return the positions that each token attends to. None: each sees at most
         `top_k` tokens.
 
-        Of a token that sees fewer, the positions after these are not set. One launch selects for
-        all sequences.
+        One launch selects for all sequences.
         """
         if self.plan.slot_tokens is not None:
             key = key[self.plan.slot_tokens]
@@ -82,9 +87,18 @@ class TritonIndexPlan(SelectingPlan):
             return None
         programs = self.backend.num_programs(query.device)
         step = self.plan.step
-        return select_positions(
-            query, weights, cache, step, self.tokens, self.top_k, self.max_len, programs
+        if self._tokens is None:
+            self._tokens = plan_tokens(step, self.top_k, programs)
+        tokens = self._tokens
+        positions = select_positions(
+            query, weights, cache, step, tokens, self.top_k, self.max_len, programs
         )
+        return Selection(positions, tokens)
+
+    def copy_from(self, other: SelectingPlan) -> None:
+        """Copy another step's tensors into this plan's static buffers, before a graph replay."""
+        SelectingPlan.copy_from(self, other)
+        self._tokens = None
 
     def to_static(self, max_len: int) -> TritonIndexPlan:
         """Return a copy with static buffers, as `Plan.to_static`."""
@@ -100,15 +114,13 @@ class TritonIndexPlan(SelectingPlan):
 class TritonSparsePlan(SelectingPlan):
     """Latents, as `SparsePlan`."""
 
-    _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)
-
     def attend(
         self,
         params: AttentionParams,
         query: torch.Tensor,
         key: torch.Tensor,
         cache: torch.Tensor,
-        selected: torch.Tensor | None,
+        selected: Selection | None,
     ) -> torch.Tensor:
         """Write latents to the cache; return attention [num_tokens, heads, rank].
 
@@ -125,30 +137,22 @@ class TritonSparsePlan(SelectingPlan):
         return self._attend(replace(layer, causal=False), query, cache, selected)
 
     def _attend(
-        self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, selected: torch.Tensor
+        self, layer: Layer, query: torch.Tensor, cache: torch.Tensor, selected: Selection
     ) -> torch.Tensor:
         """Return the attention of each token, a sequence of the selected positions."""
         own = self.plan.step
-        tokens = self.tokens
+        tokens = selected.tokens
         step = Step(
             tokens.starts, tokens.lengths, own.table, own.block_size, own.num_tokens, queries=1
         )
-        positions = Selected(selected, tokens.owners)
+        positions = Selected(selected.positions, tokens.owners)
         out = query.new_empty(*query.shape[:2], layer.value_size)
         programs = self.backend.num_programs(query.device)
-        if own.num_tokens * programs_of_piece(layer) < programs:
-            decode_plan = self._decode_plan(step, layer)
-            attention.decode(layer, query, cache, step, decode_plan, programs, out, positions)
+        if tokens.decode is not None and own.num_tokens * programs_of_piece(layer) < programs:
+            attention.decode(layer, query, cache, step, tokens.decode, programs, out, positions)
         else:  # enough programs without splits of keys, and no partial sums
             attention.attend(layer, query, cache, step, out, positions, skip_single=False)
         return out
-
-    def _decode_plan(self, step: Step, layer: Layer) -> DecodePlan:
-        kind = programs_of_piece(layer)
-        found = self._decode_plans.get(kind)
-        if found is None:
-            found = self._decode_plans[kind] = plan_decode(step.starts, step.lengths, layer)
-        return found
 
     def to_static(self, max_len: int) -> TritonSparsePlan:
         """Return a copy with static buffers, as `Plan.to_static`."""
@@ -158,8 +162,3 @@ class TritonSparsePlan(SelectingPlan):
         """Return a copy with static buffers, as `Plan.to_static_for_any`."""
         plan = self.plan.to_static_for_any(max_len)
         return TritonSparsePlan(self.backend, plan, self.top_k, max_len)
-
-    def copy_from(self, other: SelectingPlan) -> None:
-        """Copy another step's tensors into this plan's static buffers, before a graph replay."""
-        SelectingPlan.copy_from(self, other)
-        self._decode_plans.clear()

@@ -24,8 +24,8 @@ class DecodePlan:
     pieces: Tensor
     """[num_seqs + 1] int32: first piece of each sequence, and their total."""
     arrivals: Tensor
-    """[num_seqs, programs of one piece] int32: programs that have stored partial sums. 0 between
-    layers.
+    """[num_seqs * programs of one piece] int32, or longer: programs that have stored partial sums.
+    0 between layers.
     """
 
 
@@ -41,7 +41,7 @@ def plan_decode(starts: Tensor, lengths: Tensor, layer: Layer) -> DecodePlan:
     """
     num_seqs = len(lengths)
     pieces = torch.empty(num_seqs + 1, dtype=torch.int32, device=lengths.device)
-    arrivals = pieces.new_empty(num_seqs, programs_of_piece(layer))
+    arrivals = pieces.new_empty(num_seqs * programs_of_piece(layer))
     _plan[(1,)](
         starts,
         lengths,

@@ -119,3 +119,15 @@ def find_segment(numbers, count, target):
         else:
             high = middle
     return low
+
+
+@triton.jit
+def find_segments(numbers, count, targets):
+    """Return `find_segment` of each of `targets`."""
+    low = targets * 0
+    span = count
+    while span > 1:
+        half = span // 2
+        low = tl.where(tl.load(numbers + low + half) <= targets, low + half, low)
+        span -= half
+    return low

@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from core_kernels.triton.attention_shapes import Step
+from core_kernels.triton.attention_shapes import PIECE, Step
+from core_kernels.triton.decode_plan import DecodePlan
 from core_kernels.triton.launching import (
     MIN_DOT_SIZE,
-    find_segment,
+    find_segments,
     next_power_of_2,
     product,
     uses_float32,
@@ -31,6 +32,8 @@ CHUNK: Final = 1024
 """Scores that are compared at a time."""
 MAX_SCORES: Final = 1 << 25
 """Maximum scores in memory at a time."""
+PLANNED: Final = 128
+"""Tokens that a program plans, if there are too many to split their keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +48,33 @@ class TokenPlan:
     """[num_tokens] int64: number of tokens that it attends to."""
     starts: Tensor
     """[num_tokens + 1] int32: 0, 1, 2, ..."""
+    decode: DecodePlan | None
+    """How the positions that each token attends to are split; None: there are as many tokens as
+    programs.
+    """
 
 
-def plan_tokens(step: Step, top_k: int) -> TokenPlan:
-    """Return the plan of tokens that attend to at most `top_k` tokens."""
+def plan_tokens(step: Step, top_k: int, programs: int) -> TokenPlan:
+    """Return the plan of tokens that attend to at most `top_k` tokens; `programs`: number of
+    programs to fill the device.
+    """
     count = step.num_tokens
     device = step.lengths.device
     owners, seen = torch.empty((2, count), dtype=torch.int32, device=device)
     starts = torch.empty(count + 1, dtype=torch.int32, device=device)
     lengths = torch.empty(count, dtype=torch.int64, device=device)
+    decode = None
+    block = PLANNED
+    if count < programs:
+        decode = DecodePlan(torch.empty_like(starts), starts.new_empty(programs))
+        block = next_power_of_2(count)
     if count:
-        _plan_tokens[(count,)](
-            step.starts, step.lengths, owners, seen, lengths, starts, len(step.lengths), top_k,
-            num_warps=1,
+        _plan_tokens[(triton.cdiv(count, block),)](
+            step.starts, step.lengths, owners, seen, lengths, starts,
+            None if decode is None else decode.pieces, None if decode is None else decode.arrivals,
+            len(step.lengths), count, programs, top_k, BLOCK=block, PIECE=PIECE, num_warps=4,
         )  # fmt: skip
-    return TokenPlan(owners, seen, lengths, starts)
+    return TokenPlan(owners, seen, lengths, starts, decode)
 
 
 def select_positions(
@@ -120,18 +135,32 @@ def _score(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_seqs", "top_k"])
-def _plan_tokens(query_starts, kv_lengths, owners, seen, lengths, starts, num_seqs, top_k):
-    """One program: a token."""
-    token = tl.program_id(0)
-    sequence = find_segment(query_starts, num_seqs, token)
+@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "num_arrivals", "top_k"])
+def _plan_tokens(
+    query_starts, kv_lengths, owners, seen, lengths, starts, pieces, arrivals, num_seqs,
+    num_tokens, num_arrivals, top_k, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """One program: some tokens; all of them where their positions are split into pieces."""
+    number = tl.arange(0, BLOCK)
+    token = tl.program_id(0) * BLOCK + number
+    mine = token < num_tokens
+    sequence = find_segments(query_starts, num_seqs, token)
     later = tl.load(query_starts + sequence + 1) - token - 1
     visible = tl.load(kv_lengths + sequence).to(tl.int32) - later
-    tl.store(owners + token, sequence)
-    tl.store(seen + token, visible)
-    tl.store(lengths + token, tl.minimum(visible, top_k).to(tl.int64))
-    tl.store(starts + token, token)
-    tl.store(starts + token + 1, token + 1)
+    attended = tl.minimum(visible, top_k)
+    tl.store(owners + token, sequence, mask=mine)
+    tl.store(seen + token, visible, mask=mine)
+    tl.store(lengths + token, attended.to(tl.int64), mask=mine)
+    tl.store(starts + token, token, mask=mine)
+    tl.store(starts + token + 1, token + 1, mask=mine)
+    if pieces is not None:
+        # Padding sees less than nothing.
+        own = tl.where(mine, (tl.maximum(attended, 0) + PIECE - 1) // PIECE, 0)
+        ends = tl.cumsum(own, 0)
+        tl.store(pieces + token, ends - own, mask=mine)
+        tl.store(pieces + num_tokens, tl.sum(own))
+        for at in range(0, num_arrivals, BLOCK):
+            tl.store(arrivals + at + number, number * 0, mask=at + number < num_arrivals)
 
 
 @triton.jit(do_not_specialize=["table_row", "scores_row", "top_k", "splits"])

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from core_kernels.triton.attention_shapes import Step
+from core_kernels.triton.decode_plan import plan_decode
+from core_kernels.triton.sparse_attention import plan_tokens
 
 from builtin_plugins.attention_backends.reference.backend import ReferenceAttention
 from builtin_plugins.attention_backends.triton.backend import TritonAttention
+from builtin_plugins.attention_backends.triton.kernel_layer import kernel_layer
+from builtin_plugins.attention_backends.triton.sparse import Selection
 from core import LLM, SamplingParams
 from core.contracts.attention import AttentionInputs
 from core.model_spec.attention_params import AttentionParams
@@ -94,7 +99,7 @@ def test_selection_equals_the_reference(
     assert torch.equal(*caches)
     assert found is not None
     assert expected is not None
-    assert of_long(found, inputs) == expected.tolist()
+    assert of_long(found.positions, inputs) == expected.tolist()
 
 
 def test_scores_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +115,40 @@ def test_short_sequences_select_nothing() -> None:
     weights = torch.zeros(3, HEADS)
     assert plan.select(query, weights, torch.ones(3, SIZE), cache) is None
     assert cache.sum() == 3 * SIZE
+
+
+@pytest.mark.parametrize("lengths", [[3, 200, 0, 90], [70]])
+def test_tokens_are_planned_and_split_in_one_launch(lengths: list[int]) -> None:
+    """The last token is padding, of a sequence without tokens."""
+    count = len(lengths) + 1
+    starts = torch.tensor([*range(count), count], dtype=torch.int32)
+    lengths_on_device = torch.tensor([*lengths, 0])
+    table = torch.zeros(count, 1, dtype=torch.int32)
+    step = Step(starts, lengths_on_device, table, 16, count)
+    plan = plan_tokens(step, 100, programs=count + 3)
+    assert plan.owners.tolist() == [*range(count)]
+    assert plan.lengths.tolist() == [*(min(length, 100) for length in lengths), 0]
+    expected = plan_decode(plan.starts, plan.lengths, kernel_layer(PARAMS))
+    assert plan.decode is not None
+    assert torch.equal(plan.decode.pieces, expected.pieces)
+    assert plan.decode.arrivals.tolist() == [0] * (count + 3)
+    assert plan_tokens(step, 100, programs=count).decode is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 130])
+def test_many_tokens_have_the_sequences_of_the_step(count: int) -> None:
+    counts = [count, 1, 2 * count]
+    starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+    total = sum(counts)
+    lengths = torch.tensor([count, 7, 300])
+    step = Step(starts, lengths, torch.zeros(3, 1, dtype=torch.int32), 16, total)
+    plan = plan_tokens(step, 5, programs=total)
+    owners = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    assert torch.equal(plan.owners, owners.int())
+    ends = starts[1:][owners]
+    assert torch.equal(plan.seen, (lengths[owners] - ends + torch.arange(total) + 1).int())
+    assert torch.equal(plan.lengths, plan.seen.clamp(max=5).long())
+    assert torch.equal(plan.starts, torch.arange(total + 1).int())
 
 
 @pytest.mark.parametrize("programs", [1, 64])
@@ -139,7 +178,8 @@ def test_attention_to_selected_tokens_equals_the_reference(
     backend._programs = programs
     cache = old.clone()
     plan = backend.prepare_sparse(inputs, TOP_K)
-    found = plan.attend(PARAMS, query, key, cache, torch.stack(rows).int())
+    tokens = plan_tokens(plan.plan.step, TOP_K, programs)
+    found = plan.attend(PARAMS, query, key, cache, Selection(torch.stack(rows).int(), tokens))
     reference = ReferenceAttention()
     other = torch.zeros(reference.cache_shape(inputs.spec, 32, 16), dtype=kind)
     other.view(-1).copy_(old.view(-1))

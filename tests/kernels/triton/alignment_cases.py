@@ -222,7 +222,7 @@ def selection(lay: Layout, dtype: torch.dtype) -> Pairs:
     starts = torch.tensor([0, 2, count], dtype=torch.int32)
     lengths = torch.tensor([3, 19])
     step = Step(lay(starts), lay(lengths), lay(table), 4, count)
-    plan = plan_tokens(step, top_k)
+    plan = plan_tokens(step, top_k, 8)
     seen = torch.tensor([2, 3, 17, 18, 19])
     yield plan.lengths, seen.clamp(max=top_k)
     query, cache = (torch.randint(-2, 3, shape) for shape in ((count, heads, size), (12, 4, size)))
