@@ -38,6 +38,7 @@ class TritonAttention:
 
     def __init__(self) -> None:
         self._programs: int | None = None
+        self._numbers = torch.empty(0)
 
     def cache_shape(self, spec: KVSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return [num_blocks, vectors, block_size, kv_heads, head_size]."""
@@ -53,12 +54,20 @@ class TritonAttention:
         if lengths is None:
             lengths = torch.tensor(inputs.kv_lens).to(device, non_blocking=True)
         if num_tokens == num_seqs:
-            starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
+            starts = self._single_starts(num_seqs + 1, device)
         else:
             starts = torch.tensor(query_starts, dtype=torch.int32).to(device, non_blocking=True)
         decodes = any(end - start == 1 for start, end in pairwise(query_starts))
         step = Step(starts, lengths, inputs.block_table, inputs.block_size, num_tokens)
         return Plan(step, inputs.slots, decodes, num_tokens > num_seqs, inputs.slot_tokens, inputs)
+
+    def _single_starts(self, count: int, device: torch.device) -> torch.Tensor:
+        """Return 0, 1, 2, ...: the starts of sequences with one token, made once for all steps."""
+        numbers = self._numbers
+        if len(numbers) < count or numbers.device != device:
+            size = 2 * max(count, len(numbers))
+            self._numbers = torch.arange(size, dtype=torch.int32, device=device)
+        return self._numbers[:count]
 
     def prepare_index(self, inputs: AttentionInputs, top_k: int) -> TritonIndexPlan:
         """Return the plan of an indexer's keys."""
