@@ -148,6 +148,7 @@ class ChatCompletions:
             forced = fields.tool_choice not in (None, "none", "auto")
             names = {
                 "prompt": "messages",
+                "logprobs": "top_logprobs",
                 "sampling_params": "model",
                 "extra_args": "vllm_xargs",
                 **structured_output_fields(parsed.others, forced=forced),

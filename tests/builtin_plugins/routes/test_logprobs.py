@@ -27,14 +27,14 @@ def app() -> Iterator[Any]:
         yield HttpServer(engine, engine.config, groups).app
 
 
-def post(app: Any, path: str, **fields: Any) -> Any:
+def post(app: Any, path: str, *, status: int = 200, **fields: Any) -> Any:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.post(path, json=fields)
 
     answer = asyncio.run(send())
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == status, answer.text
     return answer.json()
 
 
@@ -46,6 +46,21 @@ def test_chat_bytes_are_those_of_each_token(app: Any) -> None:
     assert content[0]["token"] == "a"
     for token in content:
         assert token["top_logprobs"][0]["bytes"] == token["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "logprobs": True},
+        ),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_too_many_alternatives_name_the_field(app: Any, path: str, fields: dict[str, Any]) -> None:
+    error = post(app, path, status=400, top_logprobs=1000, **fields)["error"]
+    assert error["param"] == "top_logprobs"
 
 
 def test_responses_bytes_are_those_of_each_token(app: Any) -> None:
