@@ -37,8 +37,10 @@ from core_kernels.triton.launching import (
     find_segment,
     product,
     tanh,
+    unknown_zero,
     uses_float32,
 )
+from core_kernels.triton.registers import LATENT_DECODE, register_options
 
 Tensor = torch.Tensor
 
@@ -82,6 +84,7 @@ def decode(
     shape = AttentionShape.of(layer, queries=1)
     num_partials = programs + num_seqs
     columns = min(MERGED_COLUMNS, shape.main)
+    num_warps = 8 if shape.is_long else 4
     sums = torch.empty(
         (num_partials, layer.heads, shape.main), dtype=torch.float32, device=query.device
     )
@@ -92,7 +95,8 @@ def decode(
         **_common(layer, shape, cache, step, selected), WIDE=uses_float32(query), PIECE=PIECE,
         PARTIALS=max(1, min(PARTIALS, MERGED_ELEMENTS // (shape.heads * columns))),
         COLUMNS=columns,
-        num_warps=8 if shape.is_long else 4, num_stages=2,
+        num_warps=num_warps, num_stages=2,
+        **register_options(LATENT_DECODE if layer.is_latent else "_decode", num_warps),
     )  # fmt: skip
 
 
@@ -117,13 +121,14 @@ def attend(
         layer, queries=step.num_tokens // num_seqs if step.queries is None else step.queries
     )
     queries = shape.rows // shape.heads
+    num_warps = 8 if shape.is_long or shape.rows == MAX_ROWS else 4
     _attend[step.num_tokens // queries + num_seqs, layer.kv_heads * shape.parts](
         query, query.stride(0), query.stride(1), out, out.stride(0), out.stride(1), layer.sinks,
         num_seqs,
         **_common(layer, shape, cache, step, selected),
         LEAST=2 if skip_single else 1, QUERIES=queries,
         WIDE=uses_float32(query),
-        num_warps=8 if shape.is_long or shape.rows == MAX_ROWS else 4, num_stages=2,
+        num_warps=num_warps, num_stages=2, **register_options("_attend", num_warps),
     )  # fmt: skip
 
 
@@ -328,7 +333,7 @@ def _decode(
     part = tl.program_id(1) % PARTS * HEADS
     local = part + tl.arange(0, ROWS)
     mine = (tl.arange(0, ROWS) < HEADS) & (local < GROUP)
-    heads = tl.where(mine, kv_head * GROUP + local, 0)
+    own_heads = tl.where(mine, kv_head * GROUP + local, 0)
     all_heads = tl.num_programs(1) // PARTS * GROUP
     element = tl.arange(0, MAIN)
 
@@ -345,6 +350,7 @@ def _decode(
             length = tl.load(lengths + sequence).to(tl.int32)
             origin = first_visible(length - 1, window, chunk)
             token = tl.load(starts + sequence).to(tl.int64)
+            heads = own_heads + unknown_zero(piece)
             query_rows = query + token * query_token + heads[:, None] * query_head
             main, rest = _query(query_rows, mine, MAIN, REST, VALUE, KEY)
             block_table = table + sequence * table_row
@@ -381,7 +387,7 @@ def _decode(
                     tl.store(arrival, 0)  # for the next layer
                     local_head = part + tl.arange(0, HEADS)
                     is_head = local_head < GROUP
-                    head = tl.where(is_head, kv_head * GROUP + local_head, 0)
+                    head = tl.where(is_head, kv_head * GROUP + local_head, 0) + unknown_zero(piece)
                     for start in range(0, MAIN, COLUMNS):
                         merged_best, merged_total, merged_sums = _merge(
                             sums_out, scales_out, first, first + num_partials, sequence, head,

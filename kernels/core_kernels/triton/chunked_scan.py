@@ -16,8 +16,10 @@ from core_kernels.triton.launching import (
     L2_EPS,
     MIN_DOT_SIZE,
     next_power_of_2,
+    unknown_zero,
     wide_precision,
 )
+from core_kernels.triton.registers import register_options
 
 Tensor = torch.Tensor
 
@@ -78,7 +80,7 @@ def delta_scan(
             heads // key_heads, query_scale or 0.0,
             KEY=key_size, VALUE=value_size, BLOCK=next_power_of_2(key_size, MIN_DOT_SIZE),
             VALUES=values, CHUNK=CORRECTED, NORMED=query_scale is not None,
-            PRECISION=wide_precision(), num_warps=4,
+            PRECISION=wide_precision(), num_warps=4, **register_options("_delta_chunks", 4),
         )  # fmt: skip
     return out, left
 
@@ -158,6 +160,13 @@ def _between(left, CHUNK: tl.constexpr):
     )
 
 
+@triton.jit
+def _state_index(row, head, outer, inner, OUTER: tl.constexpr, INNER: tl.constexpr):
+    """Return where elements [outer, inner] of a head's state [OUTER, INNER] are."""
+    first = (row * tl.num_programs(1) + head) * OUTER
+    return (first + outer[:, None]) * INNER + inner[None, :]
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, "step_row"))
 def _ssd_chunks(
     x, x_row, x_token, x_head, step, step_row, step_token, step_head, decay,
@@ -173,10 +182,8 @@ def _ssd_chunks(
     element = tl.arange(0, BLOCK)
     known = (value < HEAD)[:, None] & (element < SIZE)[None, :]
     falls = tl.load(decay + head).to(tl.float32)
-    state_index = ((row * tl.num_programs(1) + head) * HEAD + value[:, None]) * SIZE + element[
-        None, :
-    ]
-    held = tl.load(state + state_index, mask=known, other=0.0).to(tl.float32)
+    read_from = state + _state_index(row, head, value, element, HEAD, SIZE)
+    held = tl.load(read_from, mask=known, other=0.0).to(tl.float32)
     x += row * x_row + head * x_head + value[None, :]
     step += row * step_row + head * step_head
     write += row * write_row + head // each * write_group + element[None, :]
@@ -187,10 +194,6 @@ def _ssd_chunks(
         own = there & (element < SIZE)[None, :]
         mine = there & (value < HEAD)[None, :]
         move = tl.load(step + token * step_token, mask=token < length, other=0.0).to(tl.float32)
-        moved = (
-            tl.load(x + token[:, None] * x_token, mask=mine, other=0.0).to(tl.float32)
-            * move[:, None]
-        )
         written = tl.load(write + token[:, None] * write_token, mask=own, other=0.0)
         reads = tl.load(read + token[:, None] * read_token, mask=own, other=0.0)
         fallen = tl.cumsum(move * falls, 0)
@@ -198,6 +201,10 @@ def _ssd_chunks(
         weights = between_stored(reads, written, PRECISION)
         none = tl.zeros((CHUNK, VALUES), tl.float32)
         before = stored_by_wide(reads, tl.trans(held), none, PRECISION)
+        moved = (
+            tl.load(x + token[:, None] * x_token, mask=mine, other=0.0).to(tl.float32)
+            * move[:, None]
+        )
         found = tl.dot(
             weights * _between(fallen, CHUNK),
             moved,
@@ -212,7 +219,8 @@ def _ssd_chunks(
         tl.store(to, found, mask=mine)
         remaining = moved * tl.exp(last - fallen)[:, None]
         held = wide_by_stored(tl.trans(remaining), written, held * tl.exp(last), PRECISION)
-    tl.store(left + state_index, held, mask=known)
+    row += unknown_zero(length)
+    tl.store(left + _state_index(row, head, value, element, HEAD, SIZE), held, mask=known)
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, "decay_row", "write_row", "query_scale"))
@@ -229,10 +237,8 @@ def _delta_chunks(
     element = tl.arange(0, BLOCK)
     column = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     known = (element < KEY)[:, None] & (column < VALUE)[None, :]
-    state_index = ((row * tl.num_programs(1) + head) * KEY + element[:, None]) * VALUE + column[
-        None, :
-    ]
-    held = tl.load(state + state_index, mask=known, other=0.0).to(tl.float32)
+    read_from = state + _state_index(row, head, element, column, KEY, VALUE)
+    held = tl.load(read_from, mask=known, other=0.0).to(tl.float32)
     query += row * query_row + head // each * query_head + element[None, :]
     key += row * key_row + head // each * key_head + element[None, :]
     value += row * value_row + head * value_head + column[None, :]
@@ -272,8 +278,8 @@ def _delta_chunks(
             of_earlier = tl.sum(tl.where(here & (number < corrected)[None, :], overlaps, 0.0), 0)
             wrong -= tl.where(here, tl.sum(of_earlier[:, None] * wrong, 0)[None, :], 0.0)
         by_query = query_factor[:, None]
-        reads = between_stored(queries, keys, PRECISION) * between * by_query
         before = grown * by_query * stored_by_wide(queries, held, none, PRECISION)
+        reads = between_stored(queries, keys, PRECISION) * between * by_query
         to = (
             out
             + ((row * length + token[:, None]) * tl.num_programs(1) + head) * VALUE
@@ -282,4 +288,5 @@ def _delta_chunks(
         tl.store(to, tl.dot(reads, wrong, before, input_precision=PRECISION), mask=mine)
         remaining = wrong * tl.exp(last - fallen)[:, None] * by_key
         held = stored_by_wide(tl.trans(keys), remaining, held * tl.exp(last), PRECISION)
-    tl.store(left + state_index, held, mask=known)
+    row += unknown_zero(length)
+    tl.store(left + _state_index(row, head, element, column, KEY, VALUE), held, mask=known)

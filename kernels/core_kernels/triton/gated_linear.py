@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from core_kernels.triton.autotune import LAUNCH_CONFIGS, Autotuner, LaunchConfig, row_bucket
 from core_kernels.triton.launching import product, uses_float32
+from core_kernels.triton.registers import register_options
 from core_kernels.triton.row_ops import ACTIVATIONS, activated, gated
 
 Tensor = torch.Tensor
@@ -50,6 +51,7 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str, bias: Tensor | None
             None if bias is None else bias[width:], out, count, width, hidden,
             ACTIVATION=ACTIVATIONS[activation], ROWS=rows, COLUMNS=config.columns, INNER=INNER,
             WIDE=uses_float32(x), num_warps=config.warps, num_stages=config.stages,
+            **register_options("_gated_product", config.warps),
         )  # fmt: skip
 
     has_bias = bias is not None

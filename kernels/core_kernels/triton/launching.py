@@ -131,3 +131,13 @@ def find_segments(numbers, count, targets):
         low = tl.where(tl.load(numbers + low + half) <= targets, low + half, low)
         span -= half
     return low
+
+
+@triton.jit
+def unknown_zero(number):
+    """Return 0, which the compiler does not know, for a number that is not negative.
+
+    Addresses that depend on it are computed where they are used. Others may be computed before a
+    loop, and take registers from it.
+    """
+    return tl.minimum(number, 0)

@@ -23,6 +23,7 @@ from core_kernels.triton.launching import (
     product,
     uses_float32,
 )
+from core_kernels.triton.registers import register_options
 from core_kernels.triton.routing import route
 
 Tensor = torch.Tensor
@@ -213,11 +214,13 @@ class GroupedOps:
         views = self.parts(weights if starts is None else weights[0], rows, width)
 
         def launch(config: LaunchConfig) -> None:
+            has_few_rows = block == MIN_DOT_SIZE
+            limit = register_options("_product", config.warps) if has_few_rows else {}
             _product[programs, triton.cdiv(rows, config.columns)](
                 x, x.stride(0), *views, views.codes.stride(0), weights.shape[-1], out, starts,
                 blocks, len(x), count, rows, width,
                 ROWS=block, COLUMNS=config.columns, WIDE=uses_float32(x), **self._facts,
-                num_warps=config.warps, num_stages=config.stages,
+                num_warps=config.warps, num_stages=config.stages, **limit,
             )  # fmt: skip
 
         shape = (row_bucket(len(x) // count), count, rows, width, str(x.dtype), self._name)
