@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 GROUP: Final = tl.constexpr(16)
 """Elements per scale."""
-CHUNK_GROUPS: Final = 64
+CHUNK_GROUPS: Final = 256
 """Groups that a program rounds at a time."""
 LARGEST: Final = tl.constexpr(6.0)
 """The largest four-bit float."""

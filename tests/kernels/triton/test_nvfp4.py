@@ -60,7 +60,7 @@ def test_product_is_that_of_decoded_numbers(count: int, rows: int, width: int, l
     torch.testing.assert_close(ops.linear(x.float(), weight, rows), x.float() @ plain.T)
 
 
-@pytest.mark.parametrize("width", [200, pytest.param(2064, marks=SLOW)])
+@pytest.mark.parametrize("width", [200, pytest.param(4112, marks=SLOW)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_rounded_as_checkpoints_specify(layout: str, width: int) -> None:
     x = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).bfloat16()
