@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ class Card:
     flop_s: float
     """bfloat16 with dense matrices."""
     float8_flop_s: float
+    float4_flop_s: float = math.nan
+    mma_sync_share: float = 0.62
+    """Share of the product rate that `mma.sync` reaches, besides `wgmma` or `tcgen05.mma`."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -38,12 +42,15 @@ class Card:
             self.read_bytes_s * READ_SHARE,
             self.flop_s * PRODUCT_SHARE,
             self.float8_flop_s * PRODUCT_SHARE,
+            self.float4_flop_s * PRODUCT_SHARE,
         )
 
 
 CARDS: Final = (
     Card("H100 SXM", "sm_90", 132, 1.755e9, 3.35e12, 989e12, 1979e12),
     Card("H200 SXM", "sm_90", 132, 1.755e9, 4.8e12, 989e12, 1979e12),
+    # `mma.sync` is as fast per multiprocessor and clock as on Hopper.
+    Card("B200", "sm_100", 148, 1.965e9, 8.0e12, 2250e12, 4500e12, 9000e12, 0.34),
 )
 
 

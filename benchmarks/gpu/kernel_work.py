@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.bench_kernels import Sizes, decode
-from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.ceilings import Ceilings, multiplies_blocks
 from benchmarks.gpu.clock import Clock, Row, Work
 
 ROTATED_BYTES = 256 << 20
@@ -105,32 +105,32 @@ def products(clock: Clock, ceilings: Ceilings, sizes: KernelSizes) -> Iterator[R
     from core_kernels.triton.scaled_mm import ScaledFloatOps
 
     formats = {
-        "W4, groups of 128": (lambda shape: integers(clock, *shape), 0.516, ""),
+        "W4, groups of 128": (lambda shape: integers(clock, *shape), 0.516, 16),
         "FP8, rows": (
             lambda shape: floats(clock, ScaledFloatOps(torch.float8_e4m3fn, WHOLE_ROW), *shape),
             1.0,
-            "float8",
+            8,
         ),
         "FP8, 128": (
             lambda shape: floats(clock, ScaledFloatOps(torch.float8_e4m3fn, 128), *shape),
             1.0,
-            "float8",
+            8,
         ),
     }
+    if multiplies_blocks(clock):
+        formats["NVFP4"] = (lambda shape: nvfp4(clock, *shape), 0.5625, 4)
     for count in sizes.rows:
         plain = sum(
             clock.seconds(rotated(clock, shape, count, lambda own: plain_weight(clock, *own), 2.0))
             for shape in sizes.products
         )
-        for name, (make, bytes_each, kind) in formats.items():
+        for name, (make, bytes_each, bits) in formats.items():
             seconds = sum(
                 clock.seconds(rotated(clock, shape, count, make, bytes_each))
                 for shape in sizes.products
             )
             limit = sum(
-                ceilings.least_s(
-                    rows * width * bytes_each, 2 * count * rows * width, of_float8=bool(kind)
-                )
+                ceilings.least_s(rows * width * bytes_each, 2 * count * rows * width, bits=bits)
                 for rows, width in sizes.products
             )
             yield Row(
@@ -146,6 +146,8 @@ def aim(name: str, count: int) -> str:
     """Return the target speedup over bfloat16."""
     if name.startswith("W4"):
         return "3.4" if count <= 16 else "2.8" if count <= 32 else "1.0"
+    if name.startswith("NVFP4"):
+        return ""
     return "1.9" if count <= 64 else "1.75" if count >= 4096 else ""
 
 
@@ -181,6 +183,19 @@ def integers(clock: Clock, rows: int, width: int) -> object:
     ops.pack_codes(
         weight, rows, 0, codes, torch.rand(rows, ops.groups(width), device=clock.device) / 8
     )
+    return lambda x: ops.linear(x, weight, rows)
+
+
+def nvfp4(clock: Clock, rows: int, width: int) -> object:
+    """Return the product of weights and activations in NVFP4."""
+    from core_kernels.triton.nvfp4 import NvFp4Ops  # lazy: as above
+
+    ops = NvFp4Ops()
+    weight = ops.empty(rows, width, torch.bfloat16).to(clock.device)
+    codes = torch.tensor([-12, -6, 0, 3, 12], dtype=torch.int8, device=clock.device)
+    chosen = codes[torch.randint(0, len(codes), (rows, width), device=clock.device)]
+    scales = torch.rand(rows, width // ops.group, device=clock.device)
+    ops.pack_codes(weight, rows, 0, chosen, scales, factors=torch.ones(rows, 1))
     return lambda x: ops.linear(x, weight, rows)
 
 

@@ -7,6 +7,7 @@ The rates are shares of the datasheet; `roofline` predicts by the rates that it 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from benchmarks.gpu.cards import CARDS, Card, audited
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.time_model import (
     NODE_S,
+    NVFP4_BYTES,
     Batch,
     TimeModel,
     Work,
@@ -24,6 +26,7 @@ from benchmarks.gpu.time_model import (
     decode_work,
     float8_products,
     int4_product,
+    nvfp4_products,
     prompt_work,
     warm_start,
 )
@@ -96,11 +99,14 @@ def _kernels(
     for rows in sizes.rows:
         int4 = [int4_product(*each, rows) for each in sizes.products]
         float8 = [work for each in sizes.products for work in float8_products(*each, rows)]
-        formats = (("W4, groups of 128", int4, 0.516), ("FP8, rows", float8, 1.0))
-        for name, works, size in (*formats, ("FP8, 128", float8, 1.0)):
+        formats = [("W4, groups of 128", int4, 0.516, 16), ("FP8, rows", float8, 1.0, 8)]
+        formats.append(("FP8, 128", float8, 1.0, 8))
+        if not math.isnan(rates.float4_flop_s):
+            float4 = [work for each in sizes.products for work in nvfp4_products(*each, rows)]
+            formats.append(("NVFP4", float4, NVFP4_BYTES, 4))
+        for name, works, size, bits in formats:
             limit = sum(
-                rates.least_s(h * w * size, 2 * rows * h * w, of_float8=size == 1.0)
-                for h, w in sizes.products
+                rates.least_s(h * w * size, 2 * rows * h * w, bits=bits) for h, w in sizes.products
             )
             yield Prediction(f"W6 {name}, {rows} rows", limit, _sum(model, works), Counter())
 
@@ -144,9 +150,11 @@ def report(card: Card) -> Iterator[str]:
     rates = card.ceilings
     found = list(predictions(card, rates))
     yield f"\n## {card.name}\n"
+    float4 = rates.float4_flop_s / 1e12
     yield (
         f"Read {rates.read_bytes_s / 1e12:.2f} TB/s, bfloat16 {rates.flop_s / 1e12:.0f} TFLOP/s, "
-        f"float8 {rates.float8_flop_s / 1e12:.0f}.\n"
+        f"float8 {rates.float8_flop_s / 1e12:.0f}"
+        f"{'' if math.isnan(float4) else f', NVFP4 {float4:.0f}'}.\n"
     )
     yield HEAD
     for each in found:

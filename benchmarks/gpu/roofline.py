@@ -76,10 +76,10 @@ def say(found: ceilings.Ceilings) -> None:
     reads, copies = (
         f"{rate / 1e12:.2f} TB/s" for rate in (found.read_bytes_s, found.copied_bytes_s)
     )
-    wide, narrow = (f"{rate / 1e12:.0f} TFLOP/s" for rate in (found.flop_s, found.float8_flop_s))
+    wide, narrow, least = (f"{found.product_rate(bits) / 1e12:.0f} TFLOP/s" for bits in (16, 8, 4))
     print(
         f"{torch.cuda.get_device_name()}: read {reads}, copied {copies}, bfloat16 {wide}, float8 "
-        f"{narrow}\n"
+        f"{narrow}, NVFP4 {least}\n"
     )
 
 

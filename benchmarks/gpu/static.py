@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import torch
+import triton
 from core_kernels.low_rank import LowRankFactors, LowRankParts
 from core_kernels.triton import chunked_scan, row_ops, sampling, sequential_scan
 from core_kernels.triton.block_copy import BlockCopier, copy_blocks
@@ -25,6 +26,7 @@ from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.latent_rows import latent_rows
 from core_kernels.triton.low_rank import LowRankOps
 from core_kernels.triton.moe import moe
+from core_kernels.triton.nvfp4 import NvFp4Ops
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.router import choose_experts
 from core_kernels.triton.row_quantizer import RowQuantizer
@@ -37,6 +39,8 @@ from core.testing.attention_oracle import PagedSequences
 Tensor = torch.Tensor
 ROWS: Final = 64
 """Tokens of a step."""
+MULTIPLIES_BLOCKS: Final = 100
+"""Compute capability, times ten, from which matrix units multiply blocks with scales."""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -116,9 +120,14 @@ def quantized(numbers: GroupedOps, hidden: int, width: int, num_experts: int = 0
         numbers.grouped(empty(len(choices), hidden), weight, width, choices)
 
 
-def block_scaled(hidden: int, width: int) -> None:
-    """Launch the product of a weight in MXFP4, for few rows and for many."""
-    numbers = BlockScaledOps()
+def block_scaled(numbers: BlockScaledOps, hidden: int, width: int) -> None:
+    """Launch the product of a weight in MXFP4 or NVFP4, for few rows and for many.
+
+    Only on targets that multiply blocks with scales: others do not select these kernels.
+    """
+    target = triton.runtime.driver.active.get_current_target()
+    if target.backend != "cuda" or target.arch < MULTIPLIES_BLOCKS:
+        return
     weight = numbers.empty(width, hidden, torch.bfloat16)
     for rows in (1, 4 * ROWS):
         numbers.linear(empty(rows, hidden), weight, width)
@@ -188,7 +197,8 @@ def llama_8b() -> None:
     quantized_rows(4096, 14336, WHOLE_ROW)
     quantized_rows(4096, 14336, WHOLE_ROW, torch.int8)
     quantized(ScaledIntOps(), 4096, 14336)
-    block_scaled(4096, 14336)
+    block_scaled(BlockScaledOps(), 4096, 14336)
+    block_scaled(NvFp4Ops(), 4096, 14336)
     adapters(4096, 14336, 16)
     copies(8, 128)
 

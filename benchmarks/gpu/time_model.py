@@ -26,8 +26,8 @@ LATENCY_S: Final = 0.7e-6
 than half.
 """
 CACHED_S: Final = 0.3e-6
-MMA_SYNC_SHARE: Final = 0.62
-"""Share of the product rate that `mma.sync` reaches on architectures with `wgmma`."""
+FAST_PRODUCTS: Final = ("wgmma", "tcgen05.mma")
+"""Matrix instructions that reach the card's rate."""
 SCORE_OPS: Final = 12
 """Other operations per attention score: scale, mask, maximum, sum, conversion."""
 SCALAR_LANES: Final = 128
@@ -41,6 +41,8 @@ PROGRAMS: Final = 3
 """Decode programs per multiprocessor, over all KV heads."""
 UNPACK_OPS: Final = 4
 """Operations that make a bfloat16 of an int4 code."""
+NVFP4_BYTES: Final = 0.5 + 1 / 16
+"""Bytes of a number and of its part of a scale."""
 PARTIALS: Final = 8
 """Partial sums that a merge reads at a time."""
 PIECE: Final = 64
@@ -66,7 +68,8 @@ class Work:
     moved_bytes: float
     flop: float = 0.0
     """Of matrix products."""
-    is_float8: bool = False
+    bits: int = 16
+    """Of the numbers that are multiplied."""
     scalar_ops: float = 0.0
     exponentials: float = 0.0
     programs: float = float("inf")
@@ -106,15 +109,15 @@ class TimeModel:
         card = self._card
         programs = self._programs.get(work.kernel)
         bandwidth = self._rates.read_bytes_s
-        flop_s = self._rates.float8_flop_s if work.is_float8 else self._rates.flop_s
+        flop_s = self._rates.product_rate(work.bits)
         overlap = 1.0
         if programs:
             program = programs[min(work.variant, len(programs) - 1)]
             at_once = min(work.programs, program.resident * card.processors)
             bandwidth = min(bandwidth, at_once * program.flying_bytes / LATENCY_S)
             overlap = float(program.resident)
-            if "wgmma" not in program.products:
-                flop_s *= MMA_SYNC_SHARE
+            if not any(kind in program.products for kind in FAST_PRODUCTS):
+                flop_s *= card.mma_sync_share
         lanes = card.processors * card.clock_hz
         scalar_s = work.scalar_ops / (SCALAR_LANES * lanes)
         scalar_s += work.exponentials / (EXPONENTIAL_LANES * lanes)
@@ -204,7 +207,26 @@ def float8_products(height: int, width: int, rows: int) -> Iterator[Work]:
     chain_s = 2 * LATENCY_S * -(-width // 4096)
     yield Work("_round", 3.0 * rows * width, programs=rows * width / 128, chain_s=chain_s)
     moved = height * width + rows * (2 * height + width)
-    yield Work("product", moved, 2.0 * height * width * rows, is_float8=True)
+    yield Work("product", moved, 2.0 * height * width * rows, bits=8)
+
+
+def nvfp4_products(height: int, width: int, rows: int) -> Iterator[Work]:
+    """Yield the rounding of x and the product with a weight, both in NVFP4."""
+    # A program rounds a row: it reads it twice, 4,096 elements at a time.
+    chain_s = (LATENCY_S + CACHED_S) * -(-width // 4096)
+    x_bytes = NVFP4_BYTES * rows * width
+    yield Work("_round_nvfp4", 2.0 * rows * width + x_bytes, programs=rows, chain_s=chain_s)
+    block = min(TILE_ROWS, max(16, rows))
+    blocks = -(-rows // block)
+    moved = NVFP4_BYTES * height * width + x_bytes + 2.0 * rows * height
+    yield Work(
+        "_block_scaled_product",
+        moved,
+        2.0 * height * width * blocks * block,
+        bits=4,
+        programs=blocks * height / 128,
+        variant=2 + int(block == TILE_ROWS),
+    )
 
 
 def decode_work(shape: Shape, positions: int, longest: int, processors: int) -> Work:

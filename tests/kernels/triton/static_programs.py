@@ -1,4 +1,4 @@
-"""Prints, as JSON lines, what the static audit says of compute capability 9.0.
+"""Prints, as JSON lines, what the static audit says of a target, compute capability 9.0 by default.
 
 Run as a script, without `TRITON_INTERPRET`.
 """
@@ -6,12 +6,13 @@ Run as a script, without `TRITON_INTERPRET`.
 from __future__ import annotations
 
 import json
+import sys
 
 from benchmarks.gpu.static import audit
 
 
 def main() -> None:
-    for model, program in audit("sm_90"):
+    for model, program in audit(*sys.argv[1:] or ["sm_90"]):
         print(
             json.dumps(
                 {

@@ -15,10 +15,10 @@ SOURCES = Path(core_kernels.triton.__file__).parent
 ROOT = Path(__file__).parents[3]
 
 
-def run_compiled(module: str) -> subprocess.CompletedProcess[str]:
+def run_compiled(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a module with Triton's compiler instead of its interpreter."""
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module],
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,

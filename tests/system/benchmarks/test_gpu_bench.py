@@ -41,11 +41,20 @@ def test_every_workload_of_the_table_is_computed() -> None:
 
 def test_predictions_are_above_their_limits_and_scale_with_the_card() -> None:
     first, second = (
-        {each.name: each for each in predict.predictions(card, card.ceilings)} for card in CARDS
+        {each.name: each for each in predict.predictions(card, card.ceilings)} for card in CARDS[:2]
     )
     assert list(first) == list(second)
     assert all(each.seconds > each.limit_s for each in first.values())
     assert all(second[name].seconds <= first[name].seconds for name in first)
+
+
+def test_nvfp4_is_predicted_for_cards_that_multiply_blocks() -> None:
+    older, newer = (
+        {each.name: each.seconds for each in predict.predictions(card, card.ceilings)}
+        for card in CARDS[1:]
+    )
+    assert not [name for name in older if "NVFP4" in name]
+    assert newer["W6 NVFP4, 4096 rows"] < newer["W6 FP8, rows, 4096 rows"]
 
 
 def test_committed_predictions_are_those_of_the_model() -> None:
