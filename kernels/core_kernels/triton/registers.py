@@ -1,4 +1,4 @@
-"""Options of launches on CUDA whose compiler would otherwise hold some numbers in memory."""
+"""Options of launches on CUDA where the compiler would otherwise spill registers."""
 
 from __future__ import annotations
 
