@@ -133,6 +133,16 @@ def test_strided_qkv_without_device_sync() -> None:
     assert torch.equal(backend.attend(PLAIN, *parts, sequences.cache, plan), want)
 
 
+def test_starts_of_single_tokens_are_made_once() -> None:
+    backend = TritonAttention()
+    device = torch.device("cpu")
+    first = backend._single_starts(3, device)
+    assert first.tolist() == [0, 1, 2]
+    assert first.dtype is torch.int32
+    assert backend._single_starts(6, device).data_ptr() == first.data_ptr()
+    assert backend._single_starts(9, device).tolist() == [*range(9)]
+
+
 def test_step_without_tokens() -> None:
     sequences = PagedSequences(TritonAttention(), PLAIN)
     inputs, query, key, value = sequences.tokens({0: 1})
