@@ -25,6 +25,7 @@ from core.testing.tiny_configs import (
     DENSE,
     GPT_LIKE,
     MIXTURES,
+    SHAPE,
     UNLIKE_OTHERS,
     VOCAB,
 )
@@ -42,16 +43,7 @@ CHAT_TEMPLATE: Final = (
 )
 _SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-_HEADS: Final[Mapping[str, Any]] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
-_DENSE: Final = {**_HEADS, "num_key_value_heads": 2, "head_dim": 16}
+_DENSE: Final = {**SHAPE, "num_key_value_heads": 2, "head_dim": 16}
 _LLAMA3: Final = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -134,7 +126,7 @@ TINY: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "GPTNeoXForCausalLM": (
         "GPTNeoXConfig",
         {
-            **_HEADS,
+            **SHAPE,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,

@@ -10,7 +10,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from builtin_plugins.input_processors.transformers.fuyu_images import FuyuImageProcessorPil
-from tests.builtin_plugins.models.vision.checkpoints.common import VOCAB, save
+from core.testing.tiny_configs import SHAPE
+from tests.builtin_plugins.models.vision.checkpoints.common import save
 
 PICTURE: Final = "|SPEAKER|"
 PIECES: Final = ("<unk>", "|ENDOFTEXT|", PICTURE, "|NEWLINE|", "<s>", "<0x04>", "\u2581")
@@ -34,13 +35,8 @@ def fuyu(folder: Path) -> None:
     own = _tokenizer()
     config = transformers.FuyuConfig(
         text_config={
+            **SHAPE,
             "model_type": "persimmon",
-            "vocab_size": VOCAB,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 512,
             "bos_token_id": None,
             "eos_token_id": None,
         },
