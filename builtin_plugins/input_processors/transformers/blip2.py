@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from builtin_plugins.input_processors.contract import ProcessedItem
 from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
-from core.api import InvalidRequest
 from core.api.serving import RenderedText
 
 
@@ -17,14 +16,8 @@ class Blip2Processor(TransformersProcessor):
 
     def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with the image's text for its placeholder, which may be left out."""
+        text = self.text_after_image(prompt, items)
         placeholder = self.placeholders["image"]
-        text = str(prompt).removeprefix(placeholder)
-        if len(items) != 1 or placeholder in text:
-            raise InvalidRequest(
-                "prompt",
-                f"got {len(items)} images, or {placeholder!r} within the text; expected one image, "
-                "before the text. Correct the prompt.",
-            )
         begin = f"{placeholder}{self._tokenizer.bos_token}"
         shift = len(begin) + len(text) - len(prompt)
         spans = [(first + shift, end + shift) for first, end in prompt.control_spans]

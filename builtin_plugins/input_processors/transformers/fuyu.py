@@ -31,14 +31,7 @@ class FuyuProcessor(TransformersProcessor):
 
     def prompt_ids(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> list[int]:
         """Return the tokens of the image, of the text, and the one that begins the answer."""
-        placeholder = self.placeholders["image"]
-        text = str(prompt).removeprefix(placeholder)
-        if len(items) != 1 or placeholder in text:
-            raise InvalidRequest(
-                "prompt",
-                f"got {len(items)} images, or {placeholder!r} within the text; expected one image, "
-                "before the text. Correct the prompt.",
-            )
+        text = self.text_after_image(prompt, items)
         # Pieces of the vocabulary, which the tokenizer finds in any text.
         for control in sorted(self._controls.union(self._special.findall(text))):
             if control in text:

@@ -108,6 +108,21 @@ class TransformersProcessor:
         }
         return expand_ids(token_ids, pairs, ids)
 
+    def text_after_image(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> str:
+        """Return the text of a prompt of one image; the placeholder may be left out.
+
+        Raises `InvalidRequest` unless there is one image, before the text.
+        """
+        placeholder = self.placeholders["image"]
+        text = str(prompt).removeprefix(placeholder)
+        if len(items) != 1 or placeholder in text:
+            raise InvalidRequest(
+                "prompt",
+                f"got {len(items)} images, or {placeholder!r} within the text; expected one image, "
+                "before the text. Correct the prompt.",
+            )
+        return text
+
     def _ids_of(self, text: str) -> list[int]:
         """Return the tokens of an item's text."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
