@@ -39,8 +39,7 @@ class InputProcessor(Protocol):
 
     Runs in a process of its own, one prompt at a time. It may also have `embedded(modality,
     tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client, and
-    `completes_prompts = True` if its prompts have all special tokens. `prompt_ids(prompt, items)`,
-    if it has it, returns the tokens of a prompt instead of `expand`.
+    `completes_prompts = True` if its prompts have all special tokens.
     """
 
     identity: str
@@ -55,11 +54,15 @@ class InputProcessor(Protocol):
         if it cannot process it, or for `mm_processor_kwargs`.
         """
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
-        """Return the prompt with each item's text for its placeholder.
+    def expand(
+        self, prompt: RenderedText, items: Sequence[ProcessedItem]
+    ) -> RenderedText | list[int]:
+        """Return the prompt with each item's text for its placeholder, or its token ids.
 
-        Placeholders are control spans of the prompt, and so are special tokens of an item's text.
-        Raises `InvalidRequest` for the field `prompt` if their numbers differ.
+        A text is tokenized as any prompt is; token ids are for models that tokenize an item and
+        the text around it apart. Placeholders are control spans of the prompt, and so are special
+        tokens of an item's text. Raises `InvalidRequest` for the field `prompt` if their numbers
+        differ.
         """
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:

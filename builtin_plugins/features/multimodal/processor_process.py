@@ -123,10 +123,9 @@ class ProcessorWorker:
             ids = self._processor.expand_ids(request.token_ids, items)
             return Prepared(request.number, listed, token_ids=ids)
         prompt = self._rendered(request.text, request.control_spans)
-        if hasattr(self._processor, "prompt_ids"):
-            ids = self._processor.prompt_ids(prompt, items)
-            return Prepared(request.number, listed, token_ids=ids)
         expanded = self._processor.expand(prompt, items)
+        if not isinstance(expanded, RenderedText):
+            return Prepared(request.number, listed, token_ids=expanded)
         spans = list(expanded.control_spans)
         is_complete = getattr(self._processor, "completes_prompts", False)
         return Prepared(request.number, listed, str(expanded), spans, is_complete=is_complete)

@@ -14,7 +14,7 @@ class Blip2Processor(TransformersProcessor):
 
     completes_prompts = True
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with the image's text for its placeholder, which may be left out."""
         text = self.text_after_image(prompt, items)
         placeholder = self.placeholders["image"]
@@ -23,4 +23,4 @@ class Blip2Processor(TransformersProcessor):
         spans = [(first + shift, end + shift) for first, end in prompt.control_spans]
         own = [(0, len(placeholder)), (len(placeholder), len(begin))]
         whole = RenderedText(begin + text, [*own, *(s for s in spans if s[0] >= len(begin))])
-        return super().expand(whole, items)
+        return super().expanded_text(whole, items)

@@ -18,8 +18,8 @@ class ChameleonProcessor(TransformersProcessor):
         super().__init__(source, config)
         self._image_token_ids = {self._processor.image_token_id}
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder, and the separator."""
-        expanded = super().expand(prompt, items)
+        expanded = super().expanded_text(prompt, items)
         text = f"{expanded}{self._tokenizer.sep_token}"
         return RenderedText(text, [*expanded.control_spans, (len(expanded), len(text))])

@@ -15,14 +15,14 @@ class Florence2Processor(TransformersProcessor):
 
     completes_prompts = True
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with the image's text for its placeholder.
 
         A prompt without a placeholder is a task.
         """
         placeholder = self.placeholders["image"]
         if placeholder in str(prompt):
-            return super().expand(prompt, items)
+            return super().expanded_text(prompt, items)
         try:
             (text,) = self._processor._construct_prompts(str(prompt))
         except ValueError as error:
@@ -31,4 +31,4 @@ class Florence2Processor(TransformersProcessor):
         whole = f"{begin}{text}{self._tokenizer.eos_token}"
         spans = [(0, len(placeholder)), (len(placeholder), len(begin))]
         end = len(begin) + len(text)
-        return super().expand(RenderedText(whole, [*spans, (end, len(whole))]), items)
+        return super().expanded_text(RenderedText(whole, [*spans, (end, len(whole))]), items)

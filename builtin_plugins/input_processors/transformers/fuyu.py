@@ -29,7 +29,7 @@ class FuyuProcessor(TransformersProcessor):
         found = super().process(modality, content, kwargs)
         return replace(found, tensors={"pixel_values": found.tensors["image_patches"]})
 
-    def prompt_ids(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> list[int]:
+    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> list[int]:
         """Return the tokens of the image, of the text, and the one that begins the answer."""
         text = self.text_after_image(prompt, items)
         # Pieces of the vocabulary, which the tokenizer finds in any text.

@@ -12,9 +12,9 @@ from core.api.serving import RenderedText
 class Idefics2Processor(TransformersProcessor):
     """Processes images, and joins their texts to what is around them in the prompt."""
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""
-        expanded = super().expand(prompt, items)
+        expanded = super().expanded_text(prompt, items)
         edge = self._processor.fake_image_token
         spans = [span for span in expanded.control_spans if str(expanded)[slice(*span)] == edge]
         return _joined(expanded, spans)

@@ -13,9 +13,9 @@ from core.api.serving import RenderedText
 class PaliGemmaProcessor(TransformersProcessor):
     """Processes images, and completes a prompt as the model was trained."""
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""
-        expanded = super().expand(prompt, self._with_start(items))
+        expanded = super().expanded_text(prompt, self._with_start(items))
         return RenderedText(f"{expanded}\n", expanded.control_spans)
 
     def expand_ids(self, token_ids: Sequence[int], items: Sequence[ProcessedItem]) -> list[int]:

@@ -94,7 +94,13 @@ class TransformersProcessor:
             self._example = self.process(modality, Image.new("RGB", SIZE), {})
         return embedded_item(self._example, tensors, self._tokenizer, self._image_token_ids)
 
-    def expand(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
+    def expand(
+        self, prompt: RenderedText, items: Sequence[ProcessedItem]
+    ) -> RenderedText | list[int]:
+        """Return the prompt with each item's text for its placeholder, or its token ids."""
+        return self.expanded_text(prompt, items)
+
+    def expanded_text(self, prompt: RenderedText, items: Sequence[ProcessedItem]) -> RenderedText:
         """Return the prompt with each item's text for its placeholder."""
         expanded = expand_text(prompt, self._numbered(items), self.placeholders, self._special)
         return begun(expanded, getattr(self._processor, "start_text", ""))

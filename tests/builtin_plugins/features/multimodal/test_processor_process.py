@@ -91,6 +91,16 @@ def test_equal_images_are_processed_once(worker: ProcessorWorker) -> None:
     assert worker._processor.calls == 2
 
 
+def test_processor_may_return_token_ids(
+    worker: ProcessorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counting, "expand", lambda self, prompt, items: [len(prompt), len(items)])
+    answer = prepare(worker, picture())
+    assert answer.error == ""
+    assert answer.text is None
+    assert list(answer.token_ids) == [len(f"a{IMAGE}"), 1]
+
+
 def encoded(image: Image.Image, form: str = "PNG") -> RawItem:
     file = io.BytesIO()
     image.save(file, form)
