@@ -55,7 +55,7 @@ class Option:
     Without them another value than the default is refused.
     """
     read_by: str = ""
-    """Kind of the entries that read it, if the chosen one lists it in its `options`."""
+    """Kind of the entries that read it: those with it in their `options`."""
 
 
 PluginOptions = Iterable[tuple[str, Option]]

@@ -1,4 +1,4 @@
-"""Configuration files: TOML and YAML, with flat keys or tables per section or plugin."""
+"""Configuration files: TOML or YAML, flat keys or tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from core.option_files import MAX_YAML_BYTES, parse_nested, parse_yaml, read_opt
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed file; its keys are looked up once the plugins' options are known."""
+    """A parsed file; keys are looked up when plugins' options are known."""
 
     path: Path
     text: str
     content: Mapping[str, Any]
 
     def location(self, key: str, table: str | None = None) -> str:
-        """Return file, line and table of a key for messages."""
+        """Return file, line and table of a key."""
         lines = self.text.splitlines()
         start = 0
         if table is not None:

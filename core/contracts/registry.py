@@ -56,10 +56,10 @@ class Registry(Protocol):
         """Return a context manager that attributes exceptions to the entry's plugin."""
 
     def call_hook(self, hook: str, **arguments: Any) -> Sequence[tuple[Any, Any]]:
-        """Call a hook; return (plugin reference, answer) of every plugin that implements it."""
+        """Call a hook; return (plugin reference, answer) of each plugin that has it."""
 
     def options(self) -> Sequence[tuple[str, Any]]:
-        """Return the options of plugins, each with its plugin's name."""
+        """Return pairs of a plugin's name and option."""
 
     def find_model(self, model: str, config: EngineConfig) -> ModelSource | None:
         """Return the model source of the first plugin that recognises the name, or None."""
