@@ -18,7 +18,6 @@ from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import HeadsNorm, RmsNorm, make_norm, optional_norm
 from core.models.layers.positions import RelativeBias
 from core.models.layers.sinks import expect_sinks
-from core.models.ops.experts import narrow_sigmoid
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -290,11 +289,9 @@ class Attention(nn.Module):
         if self.inner_norm is not None:
             out = self._group.cut(self.inner_norm(self._group.all_gather(out)), 1)
         if self.gate is not None:
-            gate = self.gate(x)
+            gate = self._sigmoid(self.gate(x))
             if self.spec.gate_per_head:
-                gate = narrow_sigmoid(gate).repeat_interleave(self.head_size, -1)
-            else:
-                gate = self._sigmoid(gate)
+                gate = gate.repeat_interleave(self.head_size, -1)
             out = out * gate
         elif self._gate_in_query:
             out = out * self._sigmoid(self._query_and_gate(product)[1].flatten(1))

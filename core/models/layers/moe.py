@@ -15,7 +15,7 @@ from core.models.layers.linear import AdapterSlot, Linear, Slice
 from core.models.layers.mlp import Mlp, expect_scalar
 from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
-from core.models.ops.experts import ExpertGroups, narrow_sigmoid
+from core.models.ops.experts import ExpertGroups
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -217,7 +217,7 @@ class Moe(nn.Module):
         shared: torch.Tensor = self.shared(x)
         if self.shared_expert_gate is not None:
             gate = self.shared_gate_adapter(x, self._ops.linear(x, self.shared_expert_gate))
-            shared = shared * narrow_sigmoid(gate)
+            shared = shared * self._ops.sigmoid(gate)
         return out + shared
 
     def _select(
