@@ -8,6 +8,7 @@ import { sanitize } from "./sanitize.js";
 import MarkdownIt from "./vendor/markdown-it/markdown-it.min.js";
 
 const OPEN_BLOCKS = 2; // a line more may still join the last block to the one before it
+const GROUP_BLOCKS = 24; // the browser skips style and layout of a group that is out of sight
 const markdown = new MarkdownIt({ html: false, linkify: true });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 addMath(markdown);
@@ -38,6 +39,8 @@ export class GrowingText {
     this.env = {};
     this.length = 0; // characters in complete blocks
     this.open = []; // nodes of the last blocks
+    this.group = null; // parent of the last blocks
+    this.inGroup = GROUP_BLOCKS; // complete blocks in it
   }
 
   /** Draws the text, which starts with the text before. */
@@ -55,11 +58,26 @@ export class GrowingText {
     const split = ended ? tokens.length : (starts.at(-OPEN_BLOCKS) ?? 0);
     if (split > 0) {
       for (const node of this.open) node.remove();
-      this.target.append(...this.#nodes(tokens.slice(0, split), true));
+      for (const node of this.#nodes(tokens.slice(0, split), true)) {
+        if (node.nodeType !== Node.ELEMENT_NODE) continue; // line breaks between blocks
+        this.#openGroup().append(node);
+        this.inGroup += 1;
+      }
       if (!ended) this.length += offsetOfLine(rest, tokens[split].map[0]);
       this.open = [];
     }
-    this.open = mergeNodes(this.target, this.open, this.#nodes(tokens.slice(split), false));
+    const nodes = this.#nodes(tokens.slice(split), false);
+    if (nodes.length) this.open = mergeNodes(this.#openGroup(), this.open, nodes);
+  }
+
+  /** Returns the group of the next block. */
+  #openGroup() {
+    if (this.inGroup >= GROUP_BLOCKS) {
+      this.group = make("div", "blocks");
+      this.target.append(this.group);
+      this.inGroup = 0;
+    }
+    return this.group;
   }
 
   #nodes(tokens, complete) {
