@@ -80,4 +80,6 @@ def _correct_scores(tensors: dict[str, torch.Tensor]) -> None:
             tensors[name] = 0.3 * torch.randn(tensor.shape, generator=generator)
 
 
-MODELS: Final = {"minimax_m3": VisionModel(minimax_m3, IMAGE, two_ranks=True)}
+MODELS: Final = {
+    "minimax_m3": VisionModel(minimax_m3, IMAGE, two_ranks=True, blocks=(160, 100, 60))
+}
