@@ -1068,9 +1068,9 @@ def test_ten_thousand_tokens_are_drawn_without_a_long_task(page: Page) -> None:
     page.value(FRAMES)
     gaps = page.value("window.gaps")
     tasks = page.value("window.tasks")
-    print(f"{len(gaps)} frames, longest {max(gaps):.0f} ms, {sum(gaps) / 1000:.1f} s")
+    print(f"{tasks}, {len(gaps)} frames, longest {max(gaps):.0f} ms, {sum(gaps) / 1000:.1f} s")
     assert tasks == [], "tasks over 50 ms"
-    assert page.value(f"{LAST}.innerText").count("It costs") > 80
+    assert page.value(f"{LAST}.textContent").count("It costs") > 80
 
 
 @pytest.mark.bench

@@ -1,6 +1,6 @@
 // Code blocks: a header with the language and a copy button; colours once a block is complete.
 
-import { announce, make, makeButton } from "./dom.js";
+import { announce, make, makeButton, nextTask } from "./dom.js";
 import { sanitize } from "./sanitize.js";
 
 const MAX_COLOURED = 30_000; // characters; longer code stays plain, so that no frame is long
@@ -49,6 +49,7 @@ export const loadHighlighter = () =>
 
 async function colour(code, text, language) {
   const { default: hljs } = await loadHighlighter();
+  await nextTask(); // the first text in a language takes longest
   if (!hljs.getLanguage(language)) return;
   code.replaceChildren(sanitize(hljs.highlight(text, { language, ignoreIllegals: true }).value));
 }

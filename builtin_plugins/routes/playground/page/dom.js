@@ -41,3 +41,6 @@ export function formatSeconds(seconds) {
   if (seconds < 0.0995) return `${formatNumber(seconds * 1000)} ms`;
   return seconds < 10 ? `${seconds.toFixed(2)} s` : `${seconds.toFixed(1)} s`;
 }
+
+/** Lets the browser draw before what follows. */
+export const nextTask = () => new Promise((go) => setTimeout(go));

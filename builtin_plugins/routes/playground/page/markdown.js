@@ -8,7 +8,7 @@ import { sanitize } from "./sanitize.js";
 import MarkdownIt from "./vendor/markdown-it/markdown-it.min.js";
 
 const OPEN_BLOCKS = 2; // a line more may still join the last block to the one before it
-const GROUP_BLOCKS = 24; // the browser skips style and layout of a group that is out of sight
+const GROUP_BLOCKS = 12; // the browser skips style and layout of a group that is out of sight
 const markdown = new MarkdownIt({ html: false, linkify: true });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 addMath(markdown);

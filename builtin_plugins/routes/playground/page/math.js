@@ -1,5 +1,7 @@
 // Math: $...$, $$...$$, \(...\) and \[...\] in Markdown, drawn by KaTeX.
 
+import { nextTask } from "./dom.js";
+
 let katex = null;
 const drawn = new Map(); // while an answer grows, its last block is drawn again and again
 const MAX_DRAWN = 500;
@@ -94,6 +96,8 @@ async function load() {
   style.href = new URL("vendor/katex/katex.min.css", import.meta.url).href;
   document.head.append(style);
   await import("./vendor/katex/katex.min.js");
+  await nextTask();
+  drawFormula("\\frac{x}{2}", true); // the first one takes longest
 }
 
 function draw(span) {
