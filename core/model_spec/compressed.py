@@ -138,6 +138,7 @@ class GatedStreamsSpec:
     """Several residual streams, of which a sublayer reads the gated mean (Qwen4-Exp)."""
 
     streams: int
+    """Number of streams."""
     rank: int
     """Rank of the gate of what is read."""
     eps: float

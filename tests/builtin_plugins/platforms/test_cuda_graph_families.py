@@ -31,8 +31,8 @@ others decode.
 
 
 def tokens_of(folder: Path, architecture: str, **settings: Any) -> list[list[int]]:
-    # Indexers are not loaded for 20 tokens; this attention has no sparse one.
-    sizes = {"max_num_seqs": 3, "max_model_len": 20, "num_gpu_blocks_override": 40}
+    # Indexers are not loaded for 19 tokens; this attention has no sparse one.
+    sizes = {"max_num_seqs": 3, "max_model_len": 19, "num_gpu_blocks_override": 40}
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in TOKENS]
     with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **sizes, **settings) as llm:
         found = llm.generate(prompts_of(architecture, LENGTHS), params, use_tqdm=False)
