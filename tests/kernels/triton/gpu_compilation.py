@@ -16,6 +16,7 @@ from core_kernels.triton.block_copy import BlockCopier, copy_blocks
 from core_kernels.triton.block_scaled import BlockScaledOps
 from core_kernels.triton.int8_mm import ScaledIntOps
 from core_kernels.triton.low_rank import LowRankOps
+from core_kernels.triton.nvfp4 import NvFp4Ops
 from core_kernels.triton.quantized import WHOLE_ROW, FloatOps, GroupedOps, QuantizedOps
 from core_kernels.triton.quantized_rows import round_rows
 
@@ -93,7 +94,7 @@ def launch_all() -> None:
         numbers.grouped(draw(5, 512), weights, 256, torch.tensor([0, 0, 1, 1, 1]))
         numbers.rows(weights[0], 256, 512, torch.tensor([3]), torch.bfloat16)
     round_rows(draw(3, 5000), WHOLE_ROW)
-    for more in (ScaledIntOps(), BlockScaledOps()):
+    for more in (ScaledIntOps(), BlockScaledOps(), NvFp4Ops()):
         weight = more.empty(256, 512, torch.bfloat16)
         for rows in (1, 300):
             more.linear(draw(rows, 512), weight, 256)
