@@ -244,8 +244,14 @@ def explore(
     order = [start]
     steps = []
     for state in order:
-        row = []
+        row: list[int] = []
+        last: State | None = None
         for after in step(state):
+            # Neighbouring classes often lead to one state: comparing is cheaper than hashing.
+            if row and after is last:
+                row.append(row[-1])
+                continue
+            last = after
             number = numbers.get(after)
             if number is None:
                 number = numbers[after] = len(order)

@@ -147,6 +147,7 @@ class _Compiler:
         self._alphabet = alphabet_of(sets)
         self._codes = [ranges[0][0] for ranges in self._alphabet.ranges()]
         self._is_word = [any(lo <= code <= hi for lo, hi in WORD) for code in self._codes]
+        self._plain_histories: list[_History] = [(False, word, ()) for word in self._is_word]
         self._classes: dict[Ranges, frozenset[int]] = {}
         self._ahead: list[Dfa] = []
         self._ahead_live: list[list[bool]] = []
@@ -191,30 +192,46 @@ class _Compiler:
 
     def _step(self, state: _State) -> list[_State]:
         (_, _, lookbehinds), pending = state
+        moved = self._moves(pending)
         found: list[_State] = []
         known: dict[tuple[frozenset[_Pending], _History], _State] = {}
-        for group, code in enumerate(self._codes):
-            moved = []
-            for place, due in pending:
-                kind, value, after = self._program.code[place]
-                if kind != "chars" or group not in self._members(cast(Ranges, value)):
-                    continue
+        for group, history in enumerate(self._histories(lookbehinds)):
+            targets = moved.get(group, ())
+            key = (frozenset(targets), history)
+            after = known.get(key)
+            if after is None:
+                after = known[key] = (self._seen(history), self._close([*targets], history))
+            found.append(after)
+        return found
+
+    def _moves(self, pending: frozenset[_Pending]) -> dict[int, list[_Pending]]:
+        """Return where each class of characters leads; most classes lead nowhere."""
+        moved: dict[int, list[_Pending]] = {}
+        for place, due in pending:
+            kind, value, after = self._program.code[place]
+            if kind != "chars":
+                continue
+            for group in self._members(cast(Ranges, value)):
                 moved_due = self._advance(due, group)
                 if moved_due is not None:
-                    moved.append((after[0], moved_due))
-            history: _History = (
+                    moved.setdefault(group, []).append((after[0], moved_due))
+        return moved
+
+    def _histories(self, lookbehinds: tuple[int, ...]) -> list[_History]:
+        """Return the history after a character of each class."""
+        if not lookbehinds:
+            return self._plain_histories
+        return [
+            (
                 False,
-                self._is_word[group],
+                is_word,
                 tuple(
                     dfa.steps[at][dfa.alphabet.class_of(code)]
                     for dfa, at in zip(self._lookbehinds, lookbehinds, strict=True)
                 ),
             )
-            key = (frozenset(moved), history)
-            if key not in known:
-                known[key] = (self._seen(history), self._close(moved, history))
-            found.append(known[key])
-        return found
+            for is_word, code in zip(self._is_word, self._codes, strict=True)
+        ]
 
     def _seen(self, history: _History) -> _History:
         """Return the history, without what the expression never looks at."""
