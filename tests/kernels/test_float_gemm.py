@@ -137,6 +137,23 @@ def test_every_float_code_decodes_as_torch(isa: str, kind: torch.dtype) -> None:
         assert torch.equal(each, torch.where(finite, values.float(), 0)[0].to(dtype))
 
 
+@pytest.mark.parametrize("nan", [0x7F, 0xFF])
+def test_one_row_times_nan_and_subnormal_weights_equals_several(isa: str, nan: int) -> None:
+    values = torch.randint(0, 8, (64, 128), dtype=torch.uint8)
+    values += 128 * torch.randint(0, 2, values.shape, dtype=torch.uint8)
+    ops = FloatOps(LIBRARY, torch.float8_e4m3fn, 64)
+    weight = ops.empty(64, 128, torch.float32)
+    x = torch.randn(3, 128) * torch.tensor([[1e-6], [1], [1e6]])
+    for at in (None, 5, 100):
+        if at is not None:
+            values[40, at] = nan
+        ops.pack_codes(weight, 64, 0, values.view(ops.kind), torch.ones(64, 2))
+        together = ops.linear(x, weight, 64)
+        alone = torch.cat([ops.linear(row[None], weight, 64) for row in x])
+        assert torch.equal(alone.nan_to_num(7), together.nan_to_num(7))
+        assert together.isnan().any(0).nonzero().tolist() == ([] if at is None else [[40]])
+
+
 def test_table_codes_decode_in_the_dtype_of_x(isa: str) -> None:
     codes = torch.arange(16, dtype=torch.uint8).repeat(16, 1)
     ops = ops_of(torch.uint8, 16)

@@ -86,6 +86,15 @@ bool runs(const char* variant) {
     return false;
 }
 
+bool multiplies_subnormals() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 }  // namespace processor
 
 // Returns 1 if this processor runs the variant, whether or not the library has it.

@@ -43,6 +43,15 @@ inline Register split_bytes(Register codes, Register* odd) {
     return (Register)_mm256_blendv_epi8(lower, _mm256_slli_epi16(upper, 8), mask);
 }
 
+// The E4M3 numbers in one byte of 32-bit lanes times 2^-120: their bits moved to those of float32,
+// whose bias is larger by 120. Those of exponent 0 become subnormal numbers, and NaN 480 * 2^-120.
+template <int kByte>
+inline __m256 shift_byte(__m256i codes) {
+    const __m256i at_top = _mm256_slli_epi32(codes, 24 - 8 * kByte);
+    return (__m256)_mm256_and_si256(_mm256_srai_epi32(at_top, 4),
+                                    _mm256_set1_epi32(static_cast<int>(0x87f00000)));
+}
+
 // Decodes the codes of eight 32-bit lanes; an input is byte 0, 2, 1 or 3 of all lanes.
 inline void widen_halves(__m256i codes, __m256 (&inputs)[4]) {
     const __m256i by_input = _mm256_broadcastsi128_si256(

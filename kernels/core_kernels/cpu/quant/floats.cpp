@@ -7,6 +7,7 @@
 #define PAIRED_VECTORS
 #include "cpu/quant/floats.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "cpu/variant.h"
@@ -15,6 +16,7 @@
 #include "cpu/gemm/opened_tile.h"
 #include "cpu/gemm/tile_products.h"
 #include "cpu/gemm/wide_rows.h"
+#include "cpu/processor.h"
 
 namespace {
 
@@ -32,6 +34,8 @@ void pack_codes(void* to, const uint8_t* codes, const void* scales, const float*
             std::unique_ptr<uint8_t[]> own(new uint8_t[at.filled()]());
             for (int64_t i; items.next(&i);) {
                 std::memcpy(own.get(), codes + i * source.row_stride, source.width);
+                if (format.kind == kE4M3)  // one NaN is found faster than two
+                    std::replace(own.get(), own.get() + source.width, uint8_t{0xff}, uint8_t{0x7f});
                 const int64_t panel = (first + i) / kPanel, columns = at.columns(panel),
                               column = (first + i) % kPanel;
                 uint8_t* own_panel = static_cast<uint8_t*>(to) + at.panel_at(panel);
@@ -149,6 +153,10 @@ private:
     // A single row times a group of a whole panel, decoded in registers.
     void add_single(const uint8_t* scales, const uint8_t* codes, const float* x,
                     int64_t inputs) const {
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+        if constexpr (kKind == kE4M3)
+            if (subnormals_ && add_shifted(scales, codes, x, inputs)) return;
+#endif
         Floats sums[1][kTiles] = {};
         for (int64_t k = 0; k < inputs; k += kQuad, codes += kPanel * kQuad)
 #pragma GCC unroll 4
@@ -162,6 +170,39 @@ private:
             }
         add_scaled<kTiles>(sums, scales, 0, 0, 1);
     }
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    // The same with 15 instructions for 32 codes instead of 28, where products with subnormal
+    // numbers take no longer than others. Powers of two in x and in the sums make up for the bias.
+    // Returns false if a code is NaN.
+    bool add_shifted(const uint8_t* scales, const uint8_t* codes, const float* x,
+                     int64_t inputs) const {
+        constexpr float kUp = 0x1p80f, kBack = 0x1p40f;
+        float own[kLargestGroup];
+        for (int64_t k = 0; k < inputs; ++k) own[k] = x[k] * kUp;
+        __m256 sums[2 * kTiles] = {};
+        __m256i largest = _mm256_setzero_si256();
+        for (int64_t k = 0; k < inputs; k += kQuad, codes += kPanel * kQuad)
+#pragma GCC unroll 8
+            for (int c = 0; c < 2 * kTiles; ++c) {
+                if (c % 2 == 0) __builtin_prefetch(codes + kFetchAhead + c * 32, 0, 2);
+                const auto* from = reinterpret_cast<const __m256i*>(codes) + c;
+                const __m256i word = _mm256_loadu_si256(from);
+                largest = _mm256_max_epi8(largest, word);
+                sums[c] += shift_byte<kByteOrder[0]>(word) * _mm256_set1_ps(own[k]);
+                sums[c] += shift_byte<kByteOrder[1]>(word) * _mm256_set1_ps(own[k + 1]);
+                sums[c] += shift_byte<kByteOrder[2]>(word) * _mm256_set1_ps(own[k + 2]);
+                sums[c] += shift_byte<kByteOrder[3]>(word) * _mm256_set1_ps(own[k + 3]);
+            }
+        const __m256i nan = _mm256_cmpeq_epi8(largest, _mm256_set1_epi8(0x7f));
+        if (!_mm256_testz_si256(nan, nan)) return false;
+        Floats totals[1][kTiles];
+        for (int c = 0; c < kTiles; ++c)
+            totals[0][c] = {sums[2 * c] * kBack, sums[2 * c + 1] * kBack};
+        add_scaled<kTiles>(totals, scales, 0, 0, 1);
+        return true;
+    }
+#endif
 
     // Decodes a group tile by tile, and multiplies each by all rows while it is in the cache.
     void add_tiles(const uint8_t* scales, const uint8_t* codes, int64_t columns, int64_t group,
@@ -273,6 +314,7 @@ private:
     const Buffer<T> decoded_;
     const Buffer<float> totals_;
     const FlushDenormals flushed_;
+    const bool subnormals_ = processor::multiplies_subnormals();
 };
 
 // --- one function per kind, chosen by number
