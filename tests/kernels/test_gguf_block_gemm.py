@@ -100,6 +100,26 @@ def test_gguf_blocks_unpack_and_multiply_batch_invariantly(isa: str, kind: str) 
                     assert torch.equal(product(bound, x[-count:], weight, rows), together[-count:])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_row_of_the_largest_numbers_equals_several(isa: str, kind: str) -> None:
+    """No sum of 16 bits is too small for them."""
+    ops = SuperblockOps(LIBRARY, kind, 8)
+    stored = random_blocks(kind, 64, 2)
+    stored[::2] = 0
+    stored[1::2] = 255
+    for at in HALVES.get(kind, (0,)):
+        stored[..., at : at + 2] = random_blocks(kind, 64, 2)[..., at : at + 2]
+    weight = packed(ops, stored)
+    halves = torch.tensor([1, 1, -1, -1]).repeat(2 * ops.block.inputs // 4)
+    x = torch.stack([torch.ones_like(halves), -torch.ones_like(halves), halves, -halves]).bfloat16()
+    together = product(ops, x, weight, 64)
+    exact = x.double() @ unpacked(kind, stored).double().T
+    scale = exact.abs().amax().clamp(min=1)
+    assert ((together.double() - exact).abs() <= 8e-3 * scale).all()
+    for row, found in zip(x, together, strict=True):
+        assert torch.equal(product(ops, row[None], weight, 64)[0], found)
+
+
 @pytest.mark.parametrize(
     ("dtype", "bits"), [(torch.float32, 16), (torch.bfloat16, 8), (torch.float16, 8)], ids=str
 )

@@ -26,7 +26,9 @@ class ByteSpan {
     static_assert(Kind::kInputs == kSpan * kUnit);
     static constexpr int kShared = Kind::kShared, kParts = kUnit / Kind::kGroup,
                          kSteps = kQuads / kParts,
-                         kTogether = std::min(kSteps, pairs_in_half(Kind::kMaxCode)),
+                         // Sums start from the products with zero, so they stay within this.
+                         kLargest = std::max<int>(Kind::kZero, Kind::kMaxCode - Kind::kZero),
+                         kTogether = std::min(kSteps, pairs_in_half(kLargest)),
                          kScaleWords = kSpan * kParts / 4;
 
 public:
