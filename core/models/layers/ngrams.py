@@ -13,7 +13,7 @@ from torch import nn
 from core.model_spec.kv import RecurrentState
 from core.models.layers.hyper_connections import StreamNorm
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.short_conv import input_state_dtype
+from core.models.layers.short_conv import ShortConv
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from core.model_spec.ngrams import NgramSpec
     from core.models.layers.state import SegmentGroup, StatePlan, States
 
-LEAST_GATE = 1e-6
+MIN_GATE = 1e-6
 
 
 class Ngrams(nn.Module):
@@ -53,13 +53,12 @@ class Ngrams(nn.Module):
             StreamNorm(streams, hidden, spec.eps, f"{prefix}.norm_{name}", context, weights)
             for name in ("key", "query", "conv")
         )
-        self.kernel = empty_parameter(spec.kernel, width, dtype=context.dtype)
-        load = partial(copy_weight, self.kernel.data.T[:, None])
-        weights.add(f"{prefix}.conv1d.weight", (width, 1, spec.kernel), load)
-        inputs = ((spec.kernel - 1) * spec.size, width)
-        self.kv_spec = RecurrentState(
-            (((spec.size - 1,), "float32"), (inputs, input_state_dtype(context)))
+        channels = [Slice("x", width, parts=1)]
+        name = f"{prefix}.conv1d"
+        self.conv = ShortConv(
+            channels, spec.kernel, context, weights, name, bias=False, dilation=spec.size
         )
+        self.kv_spec = RecurrentState((((spec.size - 1,), "float32"), self.conv.state_part))
         self.cache: States | None = None
 
     def _expect_tables(self, name: str, context: BuildContext, weights: WeightMap) -> None:
@@ -87,7 +86,7 @@ class Ngrams(nn.Module):
         shape = (len(x), self._streams, -1)
         products = self.key_norm(self.key(found)) * self.stream_norm(x)
         gate = products.view(shape).sum(-1, keepdim=True) / math.sqrt(x.shape[1] // self._streams)
-        gate = gate.abs().clamp_min(LEAST_GATE).sqrt() * gate.sign()
+        gate = gate.abs().clamp_min(MIN_GATE).sqrt() * gate.sign()
         value: torch.Tensor = (self._sigmoid(gate) * self.value(found)[:, None]).flatten(1)
         return value + plan.compute(self._convolve, self.conv_norm(value))
 
@@ -113,14 +112,5 @@ class Ngrams(nn.Module):
         return torch.cat(found, dim=-1)
 
     def _convolve(self, run: SegmentGroup, x: torch.Tensor) -> torch.Tensor:
-        """Return SiLU of the dilated convolution [n, length, streams * hidden]."""
         assert self.cache is not None, "bind_kv was not called"
-        inputs = self.cache[1]
-        length = x.shape[1]
-        seen = torch.cat([run.load(inputs).to(x.dtype), x], dim=1)
-        run.store(inputs, seen[:, length:])
-        step = self.spec.size
-        out = torch.zeros_like(x, dtype=torch.float32)
-        for index, tap in enumerate(self.kernel.unbind(0)):
-            out.addcmul_(seen[:, index * step : index * step + length].float(), tap.float())
-        return F.silu(out).to(x.dtype)
+        return self.conv(x, run, self.cache[1])  # type: ignore[no-any-return]

@@ -27,7 +27,8 @@ ChannelMap = tuple[slice, slice]
 
 
 class ShortConv(nn.Module):
-    """Causal convolution per channel; its state (`state_part`) is the last `kernel - 1` inputs.
+    """Causal convolution per channel, of every `dilation`-th token; its state (`state_part`) is
+    the last `(kernel - 1) * dilation` inputs.
 
     `slices` are the channels, split over ranks. Slices without their own prefix are in one tensor
     under `prefix`. The op has SiLU; another activation is computed after it.
@@ -43,11 +44,13 @@ class ShortConv(nn.Module):
         *,
         bias: bool,
         activation: str | None = "silu",
+        dilation: int = 1,
     ) -> None:
         super().__init__()
         own = [context.group.own(part.size, part.parts) for part in slices]
         channels = sum(rows.stop - rows.start for rows in own)
-        self.state_part = ((kernel - 1, channels), input_state_dtype(context))
+        self.state_part = (((kernel - 1) * dilation, channels), input_state_dtype(context))
+        self._dilation = dilation
         self._conv = context.ops.causal_conv
         self._has_silu = activation == "silu"
         self._activate: Activation | None = None
@@ -89,7 +92,8 @@ class ShortConv(nn.Module):
         """Return [n, length, channels] for the segments of a run; `states` is this part of the
         layer's cache.
         """
-        out, last = self._conv(x, run.load(states), self.weight, self.bias, self._has_silu)
+        before = run.load(states)
+        out, last = self._conv(x, before, self.weight, self.bias, self._has_silu, self._dilation)
         run.store(states, last)
         return out if self._activate is None else self._activate(out)
 

@@ -320,20 +320,27 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def causal_conv(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activate: bool = True,
+    dilation: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Return the causal convolution of each channel, and the last `kernel - 1` inputs.
+    """Return the causal convolution of each channel, and the last `(kernel - 1) * dilation` inputs.
 
-    x is [n, length, channels]: n segments of sequences. `state` [n, kernel - 1, channels] holds the
-    inputs before each segment. `weight` is [kernel, channels], with the newest token last. Computed
-    in float32 and returned in x's dtype. `activate`: apply SiLU.
+    x is [n, length, channels]: n segments of sequences. `state` [n, (kernel - 1) * dilation,
+    channels] holds the inputs before each segment. `weight` is [kernel, channels], with the newest
+    token last; its rows are `dilation` tokens apart. Computed in float32 and returned in x's dtype.
+    `activate`: apply SiLU.
     """
     length = x.shape[1]
     kernel = weight.shape[0]
     seen = torch.cat((state.to(x.dtype), x), dim=1)
     out = seen[:, :length].float() * weight[0].float()
-    for offset in range(1, kernel):
-        out.addcmul_(seen[:, offset : offset + length].float(), weight[offset].float())
+    for index in range(1, kernel):
+        offset = index * dilation
+        out.addcmul_(seen[:, offset : offset + length].float(), weight[index].float())
     if bias is not None:
         out += bias.float()
     return (F.silu(out) if activate else out).to(x.dtype), seen[:, length:]

@@ -247,6 +247,7 @@ def _recurrent_examples(op: str, draw: Draw) -> Iterator[tuple[Any, ...]]:
         if op == "causal_conv":
             for bias in (draw(12), None):
                 yield x, draw(n, 3, 12), draw(4, 12), bias, bias is None
+            yield x, draw(n, 9, 12), draw(4, 12), None, True, 3
         elif op == "ssd_scan":
             step = draw(n, length, 4).float().exp()
             decay = -draw(4).float().exp()

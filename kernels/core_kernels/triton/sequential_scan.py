@@ -25,25 +25,32 @@ length.
 
 
 def causal_conv(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activate: bool = True
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activate: bool = True,
+    dilation: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the causal convolution of x [n, length, channels], and the inputs for the next tokens.
 
-    `state` [n, kernel - 1, channels] has the inputs before x, `weight` is [kernel, channels];
-    `activate` applies SiLU.
+    `state` [n, (kernel - 1) * dilation, channels] has the inputs before x, `weight` is [kernel,
+    channels], its rows `dilation` tokens apart; `activate` applies SiLU.
     """
     n, length, channels = x.shape
     kernel = weight.shape[0]
+    before = (kernel - 1) * dilation
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if out.numel():
         block = min(128, next_power_of_2(channels))
         _conv[n * length, triton.cdiv(channels, block)](
             x, x.stride(0), x.stride(1), state, state.stride(0), state.stride(1), weight,
             weight.stride(0), bias, out,
-            length, channels, KERNEL=kernel, BLOCK=block, ACTIVATE=activate, num_warps=2,
+            length, channels, KERNEL=kernel, DILATION=dilation, BLOCK=block, ACTIVATE=activate,
+            num_warps=2,
         )  # fmt: skip
-    seen = torch.cat((state.to(x.dtype), x[:, max(0, length - kernel + 1) :]), dim=1)
-    return out, seen[:, seen.shape[1] - kernel + 1 :]
+    seen = torch.cat((state.to(x.dtype), x[:, max(0, length - before) :]), dim=1)
+    return out, seen[:, seen.shape[1] - before :]
 
 
 def selective_scan(
@@ -129,7 +136,7 @@ def delta_scan(
 def _conv(
     x, x_row, x_token, state, state_row, state_token, weight, weight_row, bias, out, length,
     channels,
-    KERNEL: tl.constexpr, BLOCK: tl.constexpr, ACTIVATE: tl.constexpr,
+    KERNEL: tl.constexpr, DILATION: tl.constexpr, BLOCK: tl.constexpr, ACTIVATE: tl.constexpr,
 ):  # fmt: skip
     """One program: some channels of a token."""
     row = (tl.program_id(0) // length).to(tl.int64)
@@ -138,11 +145,12 @@ def _conv(
     mine = channel < channels
     total = tl.zeros((BLOCK,), tl.float32)
     for tap in range(KERNEL):
-        at = token + tap - (KERNEL - 1) + tl.zeros((BLOCK,), tl.int32)
+        at = token + (tap - (KERNEL - 1)) * DILATION + tl.zeros((BLOCK,), tl.int32)
         here = tl.load(
             x + row * x_row + at * x_token + channel, mask=mine & (at >= 0), other=0.0
         ).to(tl.float32)
-        before = state + row * state_row + (at + KERNEL - 1) * state_token + channel
+        slot = at + (KERNEL - 1) * DILATION
+        before = state + row * state_row + slot * state_token + channel
         # earlier inputs are next_power_of_2 to x's dtype
         earlier = (
             tl.load(before, mask=mine & (at < 0), other=0.0).to(x.dtype.element_ty).to(tl.float32)

@@ -25,12 +25,13 @@ def _seeded() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize(("n", "length"), STRETCHES)
-def test_causal_conv(n: int, length: int, dtype: torch.dtype) -> None:
+def test_causal_conv(n: int, length: int, dilation: int, dtype: torch.dtype) -> None:
     x = torch.randn(n, length, 24).to(dtype)[..., :9]
-    state = torch.randn(n, 3, 9).to(dtype)
+    state = torch.randn(n, 3 * dilation, 9).to(dtype)
     for bias, activate in ((torch.randn(9).to(dtype), True), (None, False)):
-        given = x, state, torch.randn(4, 9).to(dtype), bias, activate
+        given = x, state, torch.randn(4, 9).to(dtype), bias, activate, dilation
         assert_same(
             sequential_scan.causal_conv(*given),
             reference.causal_conv(*given),

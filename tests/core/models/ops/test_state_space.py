@@ -90,20 +90,25 @@ def test_scan_with_large_steps_is_finite(kind: str) -> None:
 
 @pytest.mark.parametrize("bias", [None, draw(6)])
 @pytest.mark.parametrize("activate", [True, False])
-def test_causal_conv_is_equal_in_pieces(activate: bool, bias: torch.Tensor | None) -> None:
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_causal_conv_is_equal_in_pieces(
+    dilation: int, activate: bool, bias: torch.Tensor | None
+) -> None:
     x = draw(2, 9, 6)
     weight = draw(4, 6)
-    whole, last = reference.causal_conv(x, torch.zeros(2, 3, 6), weight, bias, activate)
+    before = 3 * dilation
+    how = bias, activate, dilation
+    whole, last = reference.causal_conv(x, torch.zeros(2, before, 6), weight, *how)
     expected = torch.nn.functional.conv1d(
-        x.transpose(1, 2), weight.T[:, None], bias, padding=3, groups=6
+        x.transpose(1, 2), weight.T[:, None], bias, padding=before, dilation=dilation, groups=6
     )
     expected = expected[..., :9].transpose(1, 2)
     torch.testing.assert_close(whole, torch.nn.functional.silu(expected) if activate else expected)
-    state = torch.zeros(2, 3, 6)
+    state = torch.zeros(2, before, 6)
     pieces = []
     for start, end in ((0, 1), (1, 3), (3, 9)):
-        piece, state = reference.causal_conv(x[:, start:end], state, weight, bias, activate)
+        piece, state = reference.causal_conv(x[:, start:end], state, weight, *how)
         pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
     assert torch.equal(state, last)
-    assert torch.equal(last, x[:, -3:])
+    assert torch.equal(last, x[:, -before:])
