@@ -56,11 +56,9 @@ class BlockIndexer(nn.Module):
         super().__init__()
         spec = attention.indexer
         assert isinstance(spec, BlockIndexerSpec), "the layer has no indexer of this kind"
-        check_reads_keys(context, prefix, spec.top_k)
         self.spec = spec
         self._rotary = rotary
-        dtype = str(context.dtype).removeprefix("torch.")
-        self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
+        self.kv_spec = _index_keys(spec, prefix, context)
         self.cache: torch.Tensor | None = None
         query = [Slice("q", attention.kv_heads * spec.size, parts=kv_parts)]
         self.query = Linear(context, weights, f"{prefix}.q_proj", hidden, query, split="rows")
@@ -98,13 +96,11 @@ class PooledIndexer(nn.Module):
         super().__init__()
         spec = attention.indexer
         assert isinstance(spec, PooledIndexerSpec), "the layer has no indexer of this kind"
-        check_reads_keys(context, prefix, spec.top_k)
         self.spec = spec
         self._kv_heads = kv_heads
         self._rotary = rotary
         self._rotate = context.ops.rotary
-        dtype = str(context.dtype).removeprefix("torch.")
-        self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
+        self.kv_spec = _index_keys(spec, prefix, context)
         self.cache: torch.Tensor | None = None
         parts = [Slice("q", spec.heads * spec.size), Slice("k", spec.size)]
         self.both = Linear(context, weights, f"{prefix}.index_qk_proj", hidden, parts)
@@ -133,14 +129,21 @@ class PooledIndexer(nn.Module):
         return both[0][:, 0]
 
 
-def check_reads_keys(context: BuildContext, prefix: str, top_k: int) -> None:
-    """Raise `ModelError` if the attention backend cannot read selected keys."""
+def _index_keys(
+    spec: BlockIndexerSpec | PooledIndexerSpec, prefix: str, context: BuildContext
+) -> IndexKeys:
+    """Return the cache of a layer's index keys, in the model's dtype.
+
+    Raises `ModelError` if the attention backend cannot read the keys that they select.
+    """
     if context.attention is not None and not hasattr(context.attention, "read_kv"):
         raise ModelError(
             f"--attention-backend: got {type(context.attention).__name__}; expected one that "
             f"reads single keys, which {prefix} selects. Choose another backend, or lower "
-            f"--max-model-len to {top_k}."
+            f"--max-model-len to {spec.top_k}."
         )
+    dtype = str(context.dtype).removeprefix("torch.")
+    return IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
 
 
 class BlockIndexPlan(LongQueriesPlan):
