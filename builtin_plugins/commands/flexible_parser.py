@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from core.api import ConfigError, did_you_mean
-from core.api.config import read_config_file
+from core.api.config import read_config_file, split_dotted
 
 CONFIG: Final = "--config"
-_DOTTED: Final = re.compile(r"(--?[A-Za-z][\w-]*)\.([^=\s]+)(?:=(.*))?", re.DOTALL)
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -100,22 +99,18 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
     def _join_dotted(self, tokens: Sequence[str]) -> list[str]:
         """Return the tokens with one JSON object for all `--name.key VALUE` of an option."""
-        others: list[str] = []
-        objects: dict[str, dict[str, Any]] = {}
-        rest = iter(tokens)
-        for token in rest:
-            match = _DOTTED.fullmatch(token)
-            flag = None if match is None else self._respell(match[1])
-            if match is None or flag is None or self._flag(flag) is None:
-                others.append(token)
-                continue
-            text = match[3] if match[3] is not None else next(rest, None)
-            if text is None:
-                self.error(f"{token}: expected a value after it.")
-            _set_key(objects.setdefault(flag, {}), match[2].split("."), _value(text))
+        try:
+            others, objects = split_dotted(tokens, self._known_flag)
+        except ConfigError as error:
+            self.error(str(error))
         for flag, value in objects.items():
             others += [flag, json.dumps(value)]
         return others
+
+    def _known_flag(self, flag: str) -> str | None:
+        """Return a flag in the parser's spelling; None if it has no such flag."""
+        spelling = self._respell(flag)
+        return None if self._flag(spelling) is None else spelling
 
 
 def _tokens(
@@ -134,18 +129,3 @@ def _tokens(
 
 def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _set_key(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for key in path[:-1]:
-        if not isinstance(into.get(key), dict):
-            into[key] = {}
-        into = into[key]
-    into[path[-1]] = value

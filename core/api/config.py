@@ -1,6 +1,7 @@
 """Reading of settings, for commands."""
 
 from core.cli.field_docs import field_doc, section_docs, show_default
+from core.cli.flags import split_dotted
 from core.config.build import CONFIG_FILE, ENVIRONMENT_FIELDS, config_from_kwargs, read_environment
 from core.config.fields import OPTIONS, Field, FieldTable, is_switch, metavar
 from core.config.files import read_config_file
@@ -41,4 +42,5 @@ __all__ = [
     "read_option_text",
     "section_docs",
     "show_default",
+    "split_dotted",
 ]

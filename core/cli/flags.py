@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from core.cli.field_docs import field_doc, section_docs, show_default
@@ -94,9 +95,8 @@ def parse_flags(
     """Return a command's own arguments and the layer of configuration flags."""
     fields = table.by_name.values()
     known = {flag for found in fields for flag in _all_spellings(found)}
-    argv, dotted = _split_dotted(
-        [_respell(token, known) for token in _replace_renamed(argv)], table
-    )
+    tokens = [_respell(token, known) for token in _replace_renamed(argv)]
+    argv, dotted = split_dotted(tokens, partial(_mapping_option, table))
     accepted = (flag for found in fields if not found.refuse for flag in _all_spellings(found))
     namespace = parser.parse_all(argv, accepted)
     layer: dict[str, Setting] = {}
@@ -206,32 +206,34 @@ def _inverse(flag: str, known: set[str]) -> str:
     return flag
 
 
-def _split_dotted(
-    argv: list[str], table: FieldTable
+def _mapping_option(table: FieldTable, flag: str) -> str | None:
+    found = table.by_name.get(_LONG.get(flag) or flag.lstrip("-").replace("-", "_"))
+    return found.name if found is not None and found.type.mapping else None
+
+
+def split_dotted(
+    argv: Iterable[str], option: Callable[[str], str | None]
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Return the other tokens, and the objects from `--name.key value` by option.
 
-    A value is parsed as JSON if possible.
+    `option` names a flag's option; None: it takes no object. A value is parsed as JSON if possible.
     """
     others: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     tokens = iter(argv)
     for token in tokens:
         match = _DOTTED.fullmatch(token)
-        found = None
-        if match is not None:
-            name = _LONG.get(match[1]) or match[1].lstrip("-").replace("-", "_")
-            found = table.by_name.get(name)
-        if match is None or found is None or not found.type.mapping:
+        name = None if match is None else option(match[1])
+        if match is None or name is None:
             others.append(token)
             continue
         text = match[3] if match[3] is not None else next(tokens, None)
         if text is None:
-            raise ConfigError(f"{token} needs a value.")
+            raise ConfigError(f"{token}: got no value; expected one after it. Add one.")
         value: Any = _json_or_text(text)
         for key in reversed(match[2].split(".")):
             value = {key: value}
-        objects[found.name] = _merged(objects.get(found.name, {}), value)
+        objects[name] = _merged(objects.get(name, {}), value)
     return others, objects
 
 
@@ -247,9 +249,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
-        merged[key] = (
-            _merged(inner, value)
-            if isinstance(inner, Mapping) and isinstance(value, Mapping)
-            else value
-        )
+        merged[key] = value
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(inner, value)
     return merged

@@ -137,7 +137,7 @@ def _parser(name: str) -> Any:
     """Return the parser of scripts, an attribute of its module."""
     if name != "FlexibleArgumentParser":
         raise AttributeError(f"engine-vllm-compat provides no {name!r} here")
-    from builtin_plugins.commands.api import FlexibleArgumentParser  # lazy: imports torch
+    from builtin_plugins.commands.api import FlexibleArgumentParser  # lazy: few scripts
 
     return FlexibleArgumentParser
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,7 +74,7 @@ def test_file_sets_flags_and_the_command_line_overrides_them(name: str, tmp_path
         ("max-len: many", (), "max-len: error: argument --max-len: invalid int value: 'many'"),
         ("- a", (), "must hold keys and values"),
         ("", ("--config", "b.yaml"), "--config: got two files; expected one."),
-        ("", ("--hf-overrides.a",), "--hf-overrides.a: expected a value after it."),
+        ("", ("--hf-overrides.a",), "--hf-overrides.a: got no value; expected one after it."),
     ],
 )
 def test_fault_is_named(
@@ -105,3 +107,11 @@ def test_engine_flags_are_read_from_a_file(tmp_path: Path) -> None:
     args = EngineArgs.from_cli_args(made.parse_args(["--config", str(file), "--dtype", "float32"]))
     assert (args.model, args.max_model_len, args.plugins) == ("scripted:", 1000, ["a"])
     assert (args.enable_prefix_caching, args.dtype) == (False, "float32")
+
+
+def test_a_script_that_needs_the_parser_alone_imports_no_torch() -> None:
+    script = (
+        "import sys; from builtin_plugins.commands.api import FlexibleArgumentParser; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -132,7 +132,7 @@ def test_own_arguments_of_a_command_are_returned_separately() -> None:
                                  "float16, float32, half; did you mean"),
         (["--max-num-batched-tokens", "1.5K"], "Did you mean to use 1.5k instead?"),
         (["--hf-overrides", "{"], "--hf-overrides '{': expected a JSON object"),
-        (["--hf-overrides.a"], "--hf-overrides.a needs a value."),
+        (["--hf-overrides.a"], "--hf-overrides.a: got no value; expected one after it."),
         (["--pair", "1"], "argument --pair: expected 2 arguments"),
         (["--max-num-seqs", "0"], "--max-num-seqs 0 is too small; use at least 1."),
     ],
