@@ -9,6 +9,7 @@ from core_kernels.row_ops import RowOps
 
 from builtin_plugins.op_impls.cpu import ops
 from core.models.ops import reference
+from core.models.ops.experts import ExpertGroups
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(0, 8), (1, 1), (1, 16), (3, 7), (5, 33), (2, 3, 17), (4, 128), (40, 1030), (3, 0, 16)]
@@ -165,6 +166,20 @@ def test_sigmoid_matches_torch_and_depends_on_the_number_only(isa, dtype, monkey
     assert ops.sigmoid(torch.tensor([torch.nan], dtype=dtype)).isnan().all()
     for begin, end in ((0, 1), (5, 22), (1000, 3003), (len(x) - 1, len(x))):
         assert torch.equal(ops.sigmoid(x[begin:end]), together[begin:end])
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_experts_of_a_token_depend_on_its_logits_only(isa, renormalize):
+    logits = torch.randn(69, 43) * 3
+    given = torch.randn(43), "sigmoid", 4, ExpertGroups(), renormalize, 2.5
+    shares, experts = ops.select_experts(logits, *given)
+    expected = reference.select_experts(logits, *given)
+    torch.testing.assert_close(shares, expected[0])
+    assert torch.equal(experts, expected[1])
+    for begin, end in ((0, 1), (5, 22), (68, 69)):
+        alone = ops.select_experts(logits[begin:end], *given)
+        assert torch.equal(alone[0], shares[begin:end])
+        assert torch.equal(alone[1], experts[begin:end])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

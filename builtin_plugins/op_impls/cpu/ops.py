@@ -12,7 +12,8 @@ from core_kernels.sampling import SamplingOps
 from core_kernels.selection import SelectionOps
 from torch import Tensor
 
-from core.models.ops import reference, sampling, selection
+from core.models.ops import experts, reference, sampling, selection
+from core.models.ops.experts import ExpertGroups
 
 _library = load_library()
 KERNELS: Final = RowOps(_library) if _library is not None else None
@@ -114,6 +115,21 @@ def widen(x: Tensor) -> Tensor:
     """Return x in float32."""
     out = KERNELS.widen(x) if KERNELS else None
     return reference.widen(x) if out is None else out
+
+
+def select_experts(
+    logits: Tensor,
+    bias: Tensor | None,
+    score: str,
+    top_k: int,
+    groups: ExpertGroups,
+    renormalize: bool,
+    scale: float,
+    chosen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return expert weights and experts, [n, top_k] each, for float32 logits [n, experts]."""
+    scores = sigmoid(logits) if score == "sigmoid" else experts.SCORES[score](logits)
+    return experts.select_by_scores(scores, bias, top_k, groups, renormalize, scale, chosen)
 
 
 def select_tokens(

@@ -18,6 +18,7 @@ OPS = {
     "gelu_tanh_and_mul": "tanh GELU and product without temporaries",
     "rotary": "rotary embedding in place",
     "widen": "to float32",
+    "select_experts": "scores by the sigmoid with equal bits in any batch",
     "select_tokens": "scores of index keys, and the highest of them",
     "best": "greedy choice in two passes over each row",
     "draw": "one token of a softmax in two passes over each row",

@@ -24,18 +24,9 @@ class ExpertGroups(NamedTuple):
     """Score of experts outside of the best groups."""
 
 
-def narrow_sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid of each number, as the softmax of it and 0; for a few numbers per token.
-
-    `torch.sigmoid` computes the last numbers of a tensor, too few for a vector, to other bits, so
-    the result of a token would depend on the number of tokens.
-    """
-    return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
-
-
 SCORES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "softmax": partial(torch.softmax, dim=-1),
-    "sigmoid": narrow_sigmoid,
+    "sigmoid": torch.sigmoid,
     "sqrt_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
 }
 """Scores of experts by name, from float32 router logits."""
@@ -57,6 +48,19 @@ def select_experts(
     weights sum to `scale`. `chosen`: the experts [n, top_k], if scores do not choose them.
     """
     scores = SCORES[score](logits)
+    return select_by_scores(scores, bias, top_k, groups, renormalize, scale, chosen)
+
+
+def select_by_scores(
+    scores: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    groups: ExpertGroups,
+    renormalize: bool,
+    scale: float,
+    chosen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the same as `select_experts`, for float32 scores [n, experts]."""
     choice_scores = scores if bias is None else scores + bias
     if groups.num_groups > 1:
         choice_scores = _best_groups(groups, choice_scores)
