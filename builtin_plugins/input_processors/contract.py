@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from core.api import InvalidRequest
+
 if TYPE_CHECKING:
     import torch
 
@@ -37,11 +39,12 @@ class ProcessedItem:
 class InputProcessor(Protocol):
     """Turns the items of prompts into tensors. Constructed with (source, config).
 
-    Runs in a process of its own, one prompt at a time. It may also have `embedded(modality,
-    tensors)`, which returns an item of tensors with `EMBEDDINGS` of a client, and
-    `completes_prompts = True` if its prompts have all special tokens.
+    Runs in a process of its own, one prompt at a time. Processors subclass it for the defaults of
+    `completes_prompts` and `embedded`.
     """
 
+    completes_prompts: bool = False
+    """Whether expanded prompts have all special tokens, so that the tokenizer adds none."""
     identity: str
     """Everything besides an item that its tensors depend on: classes, versions and settings."""
     placeholders: Mapping[str, str]
@@ -53,6 +56,17 @@ class InputProcessor(Protocol):
         `content` is an image (`PIL.Image.Image`, RGB). Raises `InvalidRequest` for the field `item`
         if it cannot process it, or for `mm_processor_kwargs`.
         """
+
+    def embedded(self, modality: str, tensors: Mapping[str, torch.Tensor]) -> ProcessedItem:
+        """Return one item of tensors with a client's `EMBEDDINGS`; by default they are refused.
+
+        Raises `InvalidRequest` for the field `item`.
+        """
+        raise InvalidRequest(
+            ITEM,
+            "got embeddings; expected an image, since this model's input processor places no "
+            "embeddings. Send the image.",
+        )
 
     def expand(
         self, prompt: RenderedText, items: Sequence[ProcessedItem]

@@ -127,7 +127,7 @@ class ProcessorWorker:
         if not isinstance(expanded, RenderedText):
             return Prepared(request.number, listed, token_ids=expanded)
         spans = list(expanded.control_spans)
-        is_complete = getattr(self._processor, "completes_prompts", False)
+        is_complete = self._processor.completes_prompts
         return Prepared(request.number, listed, str(expanded), spans, is_complete=is_complete)
 
     def _rendered(self, text: str, spans: list[tuple[int, int]] | None) -> RenderedText:
@@ -186,15 +186,8 @@ class ProcessorWorker:
         """Return an item of embeddings that the client has computed."""
         if (known := self._known(raw.modality, content_hash)) is not None:
             return content_hash, known
-        place = getattr(self._processor, "embedded", None)
-        if place is None:
-            raise InvalidRequest(
-                raw.field,
-                "got embeddings; expected an image, since this model's input processor places no "
-                "embeddings. Send the image.",
-            )
         try:
-            item = place(raw.modality, read_embeddings(raw))
+            item = self._processor.embedded(raw.modality, read_embeddings(raw))
         except InvalidRequest as error:
             raise (error.renamed(raw.field) if error.field == ITEM else error) from error
         self._write(content_hash, item)

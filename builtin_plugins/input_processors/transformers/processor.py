@@ -13,7 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
-from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
+from builtin_plugins.input_processors.contract import ITEM, InputProcessor, ProcessedItem
 from builtin_plugins.input_processors.expansion import begun, expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.embedded import SIZE, embedded_item
 from builtin_plugins.input_processors.transformers.loading import load_processor
@@ -29,7 +29,7 @@ PATCH_AND_MARKS: Final = (
 """Fields of a config with the tokens of a patch, and those that enclose the patches of a crop."""
 
 
-class TransformersProcessor:
+class TransformersProcessor(InputProcessor):
     """Processes images with the image processor of a checkpoint."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import transformers
 
-from builtin_plugins.input_processors.contract import ITEM, ProcessedItem
+from builtin_plugins.input_processors.contract import ITEM, InputProcessor, ProcessedItem
 from builtin_plugins.input_processors.transformers.loading import load_image_processor
 from builtin_plugins.input_processors.transformers.processor import check_kwargs, keyword_names
 from builtin_plugins.input_processors.transformers.settings import check_settings
@@ -20,7 +20,7 @@ from core.api.serving import RenderedText
 PLACEHOLDER: Final = "<image>"
 
 
-class WholeImageProcessor:
+class WholeImageProcessor(InputProcessor):
     """The image processor of a checkpoint; an image has one placeholder token, and no text."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:

@@ -9,7 +9,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from builtin_plugins.input_processors.api import ProcessedItem, expand_ids, expand_text
+from builtin_plugins.input_processors.api import (
+    InputProcessor,
+    ProcessedItem,
+    expand_ids,
+    expand_text,
+)
 from core.api import ModelError
 from core.api.models import ModelSource
 from core.model_spec.decoder import DecoderSpec
@@ -72,7 +77,7 @@ def spec(hf_config):
     return DecoderSpec(**facts.decoder(), layers=layers, norm=norm, tower=tower)
 
 
-class ColourProcessor:
+class ColourProcessor(InputProcessor):
     """Every image has four placeholder tokens."""
 
     identity = "colours 1"  # part of every content hash: change it when tensors change

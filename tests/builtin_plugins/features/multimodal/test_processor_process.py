@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -15,17 +16,29 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from PIL import Image
 
-from builtin_plugins.features.multimodal.messages import Prepare, Prepared, RawItem
+from builtin_plugins.features.multimodal.client_tensors import ClientTensor
+from builtin_plugins.features.multimodal.messages import (
+    EMBEDDINGS_MODE,
+    Prepare,
+    Prepared,
+    RawItem,
+)
 from builtin_plugins.features.multimodal.pixels import raw_item
 from builtin_plugins.features.multimodal.processor_process import ProcessorWorker
 from builtin_plugins.features.multimodal.store import TensorStore
-from builtin_plugins.input_processors.api import ITEM, ProcessedItem, expand_ids, expand_text
+from builtin_plugins.input_processors.api import (
+    ITEM,
+    InputProcessor,
+    ProcessedItem,
+    expand_ids,
+    expand_text,
+)
 from core.api import InvalidRequest
 
 IMAGE = "<image>"
 
 
-class Counting:
+class Counting(InputProcessor):
     """An input processor with one token for each row of pixels."""
 
     identity = "counting"
@@ -172,6 +185,22 @@ def test_spelled_placeholders_of_conversations_are_no_placeholders(
 def test_ids_are_expanded_without_a_text(worker: ProcessorWorker) -> None:
     answer = prepare(worker, picture(), text=None, token_ids=[1, 7, 2])
     assert answer.token_ids == [1, 7, 7, 7, 2]
+
+
+def test_embeddings_are_refused_where_the_processor_places_none(worker: ProcessorWorker) -> None:
+    tensor = ClientTensor("float32", (2, 1), bytes(8))
+    data = msgspec.msgpack.encode({"image_embeds": tensor})
+    answer = prepare(worker, RawItem("image", "image[0]", data, EMBEDDINGS_MODE))
+    assert answer.error_field == "image[0]"
+    assert "got embeddings; expected an image" in answer.error
+
+
+def test_prompt_of_a_processor_that_completes_prompts_is_complete(
+    worker: ProcessorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not prepare(worker, picture()).is_complete
+    monkeypatch.setattr(Counting, "completes_prompts", True)
+    assert prepare(worker, picture()).is_complete
 
 
 def test_errors_name_the_field(worker: ProcessorWorker) -> None:

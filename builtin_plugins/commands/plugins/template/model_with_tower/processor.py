@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from builtin_plugins.input_processors.api import ProcessedItem, expand_ids, expand_text
+from builtin_plugins.input_processors.api import (
+    InputProcessor,
+    ProcessedItem,
+    expand_ids,
+    expand_text,
+)
 from core.api import EngineConfig
 from core.api.models import ModelSource
 from core.api.serving import RenderedText
@@ -26,7 +31,7 @@ EXAMPLES = [
 """A model, and images."""
 
 
-class AcmeProcessor:
+class AcmeProcessor(InputProcessor):
     """Every image has four placeholder tokens."""
 
     def __init__(self, source: ModelSource, config: EngineConfig) -> None:
