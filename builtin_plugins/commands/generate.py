@@ -1,4 +1,4 @@
-"""`engine generate`: completes prompts in this process and streams the text."""
+"""`engine generate`: answers prompts in this process and streams the text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from core.api import ConfigError, Entry, SamplingParams, hookimpl
 
 if TYPE_CHECKING:
-    from core import LLM
-    from core.api import CommandContext, RequestOutput
+    from collections.abc import Sequence
+
+    from core import LLM, PromptType
+    from core.api import CommandContext, EngineConfig, RequestOutput
 
 SAMPLING = (
     "max_tokens",
@@ -29,18 +31,23 @@ SAMPLING = (
 """Sampling parameters that are flags; `--seed` is the engine's."""
 MAX_TOKENS = 256
 """Default of --max-tokens, a bound for models that never stop."""
+CHAT_NOTE = "The prompt is a user message of the model's chat template; --raw completes it as text."
+"""Note on a terminal."""
 
 
 @hookimpl
 def engine_commands() -> list[Entry]:
     """Return the command."""
-    return [Entry("generate", Generate, "complete prompts in this process")]
+    return [Entry("generate", Generate, "answer or complete prompts in this process")]
 
 
 class Generate:
-    """Completes prompts from `--prompt` or standard input (one prompt)."""
+    """Answers prompts from `--prompt` or standard input (one prompt).
 
-    help = "Complete prompts in this process and stream the text."
+    A prompt is a user message if the model has a chat template; otherwise it is completed.
+    """
+
+    help = "Answer or complete prompts in this process and stream the text."
     takes_engine_options = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -53,6 +60,11 @@ class Generate:
             action="append",
             metavar="TEXT",
             help="may be repeated; default: standard input",
+        )
+        parser.add_argument(
+            "--raw",
+            action="store_true",
+            help="complete the text as it is, also if the model has a chat template",
         )
         parser.add_argument(
             "--stop",
@@ -95,16 +107,20 @@ class Generate:
 
         with LLM.from_config(context.config, context.registry) as llm:
             sampling = llm.get_default_sampling_params().clone(**chosen)
+            is_chat = not context.args.raw and _has_chat_template(llm, context.config)
+            if is_chat and sys.stderr.isatty():
+                print(CHAT_NOTE, file=sys.stderr)
+            ready = _rendered(llm, prompts) if is_chat else prompts
             if context.args.json or context.args.no_stream or len(prompts) > 1:
-                outputs = llm.generate(prompts, sampling, use_tqdm=False)
-                for output in outputs:
+                outputs = llm.generate(ready, sampling, use_tqdm=False)
+                for prompt, output in zip(prompts, outputs, strict=True):
                     print(
-                        json.dumps(_as_json(output))
+                        json.dumps(_as_json(prompt, output))
                         if context.args.json
                         else output.outputs[0].text
                     )
             else:
-                outputs = [_stream(llm, prompts[0], sampling)]
+                outputs = [_stream(llm, ready[0], sampling)]
         failed = [output for output in outputs if output.error]
         for output in failed:
             print(f"request failed: {output.error}", file=sys.stderr)
@@ -122,7 +138,17 @@ def _read_prompt() -> str:
     return text
 
 
-def _stream(llm: LLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
+def _has_chat_template(llm: LLM, config: EngineConfig) -> bool:
+    tokenizer = llm.get_tokenizer()
+    return tokenizer is not None and bool(config.model.chat_template or tokenizer.chat_template)
+
+
+def _rendered(llm: LLM, prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the token prompts of conversations of one user message each."""
+    return llm.preprocess_chat([[{"role": "user", "content": prompt}] for prompt in prompts])
+
+
+def _stream(llm: LLM, prompt: PromptType, sampling: SamplingParams) -> RequestOutput:
     """Print pieces as they arrive and return the final output."""
     printed = ""
     llm.add_request("0", prompt, sampling)
@@ -137,10 +163,10 @@ def _stream(llm: LLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
                 return output
 
 
-def _as_json(output: RequestOutput) -> dict[str, Any]:
+def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
     best = output.outputs[0]
     return {
-        "prompt": output.prompt,
+        "prompt": prompt,
         "text": best.text,
         "token_ids": list(best.token_ids),
         "finish_reason": best.finish_reason,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from builtin_plugins.commands.generate import CHAT_NOTE
 from core.cli.main import main
 
 SMALL = [
@@ -63,6 +64,29 @@ def test_several_prompts_are_printed_as_json_lines_in_order(
         ("one", "one", "stop"),
         ("two", "two", "stop"),
     ]
+
+
+def test_prompt_is_a_user_message_unless_it_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    """The scripted model answers the last user message, or repeats a prompt without turns."""
+    spelled = "<|im_start|>user\nping<|im_end|>\n<|im_start|>assistant\n"
+    arguments = ["--prompt", spelled, "--max-tokens", "80"]
+    assert main(["generate", *SMALL, *arguments]) == 0
+    assert capsys.readouterr().out == spelled + "\n"
+    assert main(["generate", *SMALL, *arguments, "--raw"]) == 0
+    assert capsys.readouterr().out == "ping\n"
+
+
+def test_terminal_names_the_chat_template(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--prompt", "ping", "--max-tokens", "50"]
+    assert main(["generate", *SMALL, *arguments]) == 0
+    assert CHAT_NOTE not in capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["generate", *SMALL, *arguments]) == 0
+    assert CHAT_NOTE in capsys.readouterr().err.splitlines()
+    assert main(["generate", *SMALL, *arguments, "--raw"]) == 0
+    assert CHAT_NOTE not in capsys.readouterr().err
 
 
 def test_failed_request_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
