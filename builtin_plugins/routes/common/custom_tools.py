@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from builtin_plugins.output_parsers.api import ArgumentsPiece, CallBegun, Piece
+from builtin_plugins.output_parsers.api import ArgumentsPiece, CallBegun
 from builtin_plugins.routes.common.free_text import TEXT_PARAMETERS, FreeText, is_plain_text
 from builtin_plugins.routes.common.tools import check_tool_name
 from core.api import InvalidRequest
@@ -83,39 +83,45 @@ def _name_of(function: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-class ChoiceCalls:
-    """The tool calls of one choice, whole or streamed, each in the form of its tool's type."""
+def add_function_piece(calls: dict[int, dict[str, Any]], piece: CallBegun | ArgumentsPiece) -> None:
+    """Add a piece of a function's call to the calls of a message or of a chunk's delta."""
+    match piece:
+        case CallBegun(index, name, call_id):
+            call = {"index": index, "id": call_id, "type": "function"}
+            calls[index] = call | {"function": {"name": name, "arguments": ""}}
+        case ArgumentsPiece(index, text):
+            call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += text
+
+
+class CustomCalls:
+    """The tool calls of one choice of a request with custom tools, whole or streamed."""
 
     def __init__(self, custom_names: frozenset[str]) -> None:
         self._custom_names = custom_names
         self._texts: dict[int, FreeText] = {}
         """Input of each open call of a custom tool, by the call's index."""
 
-    def fields(self, pieces: Sequence[Piece], *, is_last: bool) -> list[dict[str, Any]]:
-        """Return the calls, or parts of calls, that some pieces add."""
-        calls: dict[int, dict[str, Any]] = {}
-        for piece in pieces:
-            match piece:
-                case CallBegun(index, name, call_id):
-                    self._end_texts(calls)
-                    calls[index] = {"index": index, "id": call_id, **self._begun(index, name)}
-                case ArgumentsPiece(index, text) if index in self._texts:
-                    if added := self._texts[index].add(text):
-                        _add_input(calls, index, added)
-                case ArgumentsPiece(index, text):
-                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                    call["function"]["arguments"] += text
-        if is_last:
-            self._end_texts(calls)
-        return list(calls.values())
+    def add_piece(
+        self, calls: dict[int, dict[str, Any]], piece: CallBegun | ArgumentsPiece
+    ) -> None:
+        """Add a piece of a call, in the form of its tool's type, to the calls of a message or of a
+        chunk's delta.
+        """
+        if isinstance(piece, CallBegun):
+            self.end_texts(calls)
+            if piece.name in self._custom_names:
+                self._texts[piece.index] = FreeText()
+                call = {"index": piece.index, "id": piece.id, "type": "custom"}
+                calls[piece.index] = call | {"custom": {"name": piece.name, "input": ""}}
+                return
+        elif piece.index in self._texts:
+            if added := self._texts[piece.index].add(piece.text):
+                _add_input(calls, piece.index, added)
+            return
+        add_function_piece(calls, piece)
 
-    def _begun(self, index: int, name: str) -> dict[str, Any]:
-        if name in self._custom_names:
-            self._texts[index] = FreeText()
-            return {"type": "custom", "custom": {"name": name, "input": ""}}
-        return {"type": "function", "function": {"name": name, "arguments": ""}}
-
-    def _end_texts(self, calls: dict[int, dict[str, Any]]) -> None:
+    def end_texts(self, calls: dict[int, dict[str, Any]]) -> None:
         """Add what the arguments of open calls hold in another form than expected."""
         for index, text in self._texts.items():
             if rest := text.end()[1]:

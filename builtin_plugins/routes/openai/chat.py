@@ -12,7 +12,13 @@ import msgspec
 from fastapi import HTTPException
 from starlette.requests import Request
 
-from builtin_plugins.output_parsers.api import Piece, ReasoningPiece, TextPiece
+from builtin_plugins.output_parsers.api import (
+    ArgumentsPiece,
+    CallBegun,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
 from builtin_plugins.routes.common.body import (
     client_name,
     owner_name,
@@ -22,7 +28,8 @@ from builtin_plugins.routes.common.body import (
 from builtin_plugins.routes.common.conversation import Conversation
 from builtin_plugins.routes.common.custom_tools import (
     NOT_HELD,
-    ChoiceCalls,
+    CustomCalls,
+    add_function_piece,
     as_functions,
     chosen_functions,
 )
@@ -269,7 +276,7 @@ class ChatCompletions:
         parsers = [job.chat.choice_parser() for _ in output.outputs]
         for completion, parser in zip(output.outputs, parsers, strict=True):
             message: dict[str, Any] = {"role": job.role, "content": None, "refusal": None}
-            calls = ChoiceCalls(job.custom_names)
+            calls = CustomCalls(job.custom_names) if job.custom_names else None
             pieces = parser.parse(completion)
             message |= _delta(pieces, calls, reasoning=job.fields.include_reasoning, is_last=True)
             for call in message.get("tool_calls", ()):
@@ -341,7 +348,9 @@ class _ChunkEncoder:
         self.parsers: Final = [
             job.chat.choice_parser(job.recorded) for _ in range(job.chat.sampling.n)
         ]
-        self._calls = [ChoiceCalls(job.custom_names) for _ in self.parsers]
+        self._custom_calls = [
+            CustomCalls(job.custom_names) if job.custom_names else None for _ in self.parsers
+        ]
         self._encode_text: dict[int, Callable[[str], bytes]] = {}
         """Encoder of a chunk of mere text, by choice."""
 
@@ -393,7 +402,7 @@ class _ChunkEncoder:
             return self._encode_text[index](pieces[0].text)
         delta = _delta(
             pieces,
-            self._calls[index],
+            self._custom_calls[index],
             reasoning=job.fields.include_reasoning,
             is_last=is_last,
         )
@@ -429,20 +438,28 @@ def _sampling_overrides(fields: ChatFields) -> dict[str, Any]:
 
 
 def _delta(
-    pieces: Sequence[Piece], calls: ChoiceCalls, *, reasoning: bool, is_last: bool
+    pieces: Sequence[Piece], custom_calls: CustomCalls | None, *, reasoning: bool, is_last: bool
 ) -> dict[str, Any]:
     """Return the fields of a message, or of a chunk's delta, for some pieces."""
     message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    add_piece = add_function_piece if custom_calls is None else custom_calls.add_piece
     for piece in pieces:
         match piece:
             case TextPiece(text):
                 message["content"] = message.get("content", "") + text
-            case ReasoningPiece(text) if reasoning:
-                message["reasoning"] = message.get("reasoning", "") + text
+            case ReasoningPiece(text):
+                if reasoning:
+                    message["reasoning"] = message.get("reasoning", "") + text
+            case CallBegun() | ArgumentsPiece():
+                add_piece(calls, piece)
     if "reasoning" in message:
         message["reasoning_content"] = message["reasoning"]
-    added = calls.fields(pieces, is_last=is_last)
-    return message | ({"tool_calls": added} if added else {})
+    if custom_calls is not None and is_last:
+        custom_calls.end_texts(calls)
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return message
 
 
 def _first_choice(job: _Job, index: int) -> dict[str, Any]:
