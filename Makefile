@@ -114,7 +114,7 @@ test: tools $(STAMPS)/kernels-tested ## the tests (under 10 minutes on two cores
 
 .PHONY: test-all
 test-all: tools $(STAMPS)/kernels-all ## the tests, the slow ones included, on every variant of the kernels; plugins
-	$(PYTEST) -m "not bench"
+	$(PYTEST) -m "not bench" --new-interpreters
 	$(MAKE) --no-print-directory test-plugins
 
 .PHONY: test-plugins

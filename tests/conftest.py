@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from core.logs import OURS
+from tests import forking
 
 if TYPE_CHECKING:
     from core import LLM
@@ -71,11 +72,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+forking.install()
+
 # How long an example takes says how busy the machine is.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--new-interpreters",
+        action="store_true",
+        help="start each engine process as users do, not by fork",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forking.SERVER.is_enabled = not config.getoption("new_interpreters")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,6 +147,15 @@ def no_garbage_is_collected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def new_interpreters() -> Iterator[None]:
+    """Each process is a new Python, as users start it."""
+    before = forking.SERVER.is_enabled
+    forking.SERVER.is_enabled = False
+    yield
+    forking.SERVER.is_enabled = before
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from tests.system.attacks.server_under_test import start_server
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_interpreters")
 def test_bodies_that_arrive_at_once_take_three_times_their_limit_at_most() -> None:
     with start_server(*FLAGS) as server:
         idle_bytes = memory_of(api_process(server), "VmRSS")

@@ -26,7 +26,7 @@ from tests.system.attacks.server_under_test import (
     start_server,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_interpreters")]
 
 HOSTILE = hostile_files()
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
