@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from builtin_plugins.clients.binding import bind_to_share
 from builtin_plugins.clients.process.messages import (
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+START_THRESHOLD: Final = 100_000
+"""Allocations between two garbage collections during the start, whose imports leave no garbage."""
+
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     """Run an engine until `Stop`. Raises the error of a failed start or of an engine death."""
@@ -59,6 +62,8 @@ class EngineProcess:
     """
 
     def __init__(self, start: Start, registry: Registry, channel: ParentChannel) -> None:
+        self._gc_thresholds = gc.get_threshold()
+        gc.set_threshold(START_THRESHOLD, *self._gc_thresholds[1:])
         self._channel = channel
         self._stats: StepStats | None = None
         self._ended = threading.Event()
@@ -88,6 +93,7 @@ class EngineProcess:
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
             # objects created so far live as long as the engine; exclude them from collections
             gc.freeze()
+            gc.set_threshold(*self._gc_thresholds)
             self._weights = _identity(self._client.call(CALL))
             self._channel.stage("serving")
             self._channel.send(
