@@ -20,6 +20,7 @@ from examples.demo_model.layout import IGNORED, make_layout, plain_row
 from examples.demo_model.mix import training_groups
 from examples.demo_model.model import DemoModel, Shape, load_model, save_model
 from examples.demo_model.muon import orthogonal
+from examples.demo_model.tokenizer import train_tokenizer
 from examples.demo_model.train import CHECKPOINT, Plan, rate, step_rows, train
 from examples.demo_model.workers import Workers, batches_of, step_gradients
 from tests.timeouts import TIMEOUT_S
@@ -35,6 +36,15 @@ TINY = Shape(
     head_dim=16,
 )
 PLAN = Plan(steps=6, step_items=6, warm_up=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_tokenizer():
+    """A tokenizer of a hundred conversations: the merges of fifteen thousand take most of a run."""
+    few = partial(train_tokenizer, steps=2, step_items=50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("examples.demo_model.train.train_tokenizer", few)
+        yield
 
 
 @pytest.fixture(scope="module")
