@@ -169,12 +169,25 @@ class ProcessorWorker:
             self._remember(file_hash, content_hash)
         if (known := self._known(raw.modality, content_hash)) is not None:
             return content_hash, known
-        try:
-            item = self._processor.process(raw.modality, image, request.kwargs)
-        except InvalidRequest as error:
-            raise (error.renamed(raw.field) if error.field == ITEM else error) from error
+        item = self._processed(raw, image, request.kwargs)
         self._write(content_hash, item)
         return content_hash, item
+
+    def _processed(self, raw: RawItem, image: Any, kwargs: dict[str, Any]) -> ProcessedItem:
+        """Return an image processed. Raises `InvalidRequest` for the item's field."""
+        try:
+            return self._processor.process(raw.modality, image, kwargs)
+        except InvalidRequest as error:
+            raise (error.renamed(raw.field) if error.field == ITEM else error) from error
+        except EngineError:
+            raise
+        except Exception as error:  # libraries raise anything for odd sizes, or without memory
+            traceback.print_exc(file=sys.stderr)
+            raise InvalidRequest(
+                raw.field,
+                f"got {image.width} x {image.height} pixels, which cannot be processed "
+                f"({type(error).__name__}); expected another image. Replace it.",
+            ) from error
 
     def _remember(self, file_hash: bytes, content_hash: bytes) -> None:
         """Note the content hash of an encoded file, which need not be decoded again."""

@@ -16,6 +16,7 @@ from PIL import Image
 from builtin_plugins.input_processors.contract import ITEM, InputProcessor, ProcessedItem
 from builtin_plugins.input_processors.expansion import begun, expand_ids, expand_text
 from builtin_plugins.input_processors.transformers.embedded import SIZE, embedded_item
+from builtin_plugins.input_processors.transformers.largest_sizes import bound_sizes
 from builtin_plugins.input_processors.transformers.loading import load_processor
 from builtin_plugins.input_processors.transformers.settings import PATCHES, check_settings
 from core.api import EngineConfig, InvalidRequest, ModelError
@@ -37,6 +38,7 @@ class TransformersProcessor(InputProcessor):
         image_processor = self._processor.image_processor
         stated = image_processor.to_dict()
         check_settings(stated)
+        bound_sizes(image_processor)
         check_settings({name: getattr(self._processor, name, None) for name in PATCHES})
         tokenizer = self._processor.tokenizer
         own = self._processor

@@ -13,6 +13,8 @@ from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.models.step3p7.image_processing_step3p7 import Step3p7ImageProcessor
 from transformers.processing_utils import ImagesKwargs
 
+from builtin_plugins.input_processors.transformers.largest_sizes import check_area
+
 
 class Step3p7ImagesKwargs(ImagesKwargs, total=False):
     """Settings of a call besides those of all image processors."""
@@ -64,12 +66,14 @@ class Step3p7ImageProcessorPil(PilBackend):
             whole, cropped, side, columns, rows, is_padded = plan
             if is_padded:
                 longest = max(width, height)
+                check_area(longest, longest)
                 image = np.pad(image, ((0, 0), (0, longest - height), (0, longest - width)))
             view = self.resize(image, SizeDict(height=whole[1], width=whole[0]), resample=resample)
             square = SizeDict(height=size.height, width=size.height)
             views.append(self.resize(view, square, resample=resample))
             cut: list[np.ndarray] = []
             if side:
+                check_area(rows * patch_size, columns * patch_size)
                 target = SizeDict(height=cropped[1], width=cropped[0])
                 canvas = self.resize(image, target, resample=resample)
                 cut = [

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from builtin_plugins.input_processors.contract import ITEM, InputProcessor, ProcessedItem
+from builtin_plugins.input_processors.transformers.largest_sizes import bound_sizes
 from builtin_plugins.input_processors.transformers.loading import load_image_processor
 from builtin_plugins.input_processors.transformers.processor import check_kwargs, keyword_names
 from builtin_plugins.input_processors.transformers.settings import check_settings
@@ -27,6 +28,7 @@ class WholeImageProcessor(InputProcessor):
         self._processor = load_image_processor(source)
         stated = self._processor.to_dict()
         check_settings(stated)
+        bound_sizes(self._processor)
         self._kwargs = keyword_names(self._processor)
         self.placeholders: Mapping[str, str] = {"image": PLACEHOLDER}
         settings = json.dumps(stated, sort_keys=True, default=repr)

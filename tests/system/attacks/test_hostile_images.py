@@ -184,3 +184,14 @@ def test_inner_address_is_never_reached(
     assert (answer.status, answer.error["param"]) == (400, "messages[0].content[1].image_url")
     assert answer.faults() == []
     assert server.canary_calls == []
+
+
+def test_line_of_pixels_is_refused_before_it_is_enlarged(server: ServerUnderTest) -> None:
+    assert in_chat(server, data_url(picture((300, 200)))).status == 200
+    before = resident_bytes(server)
+    for size in ((1, 200_000), (200_000, 1)):
+        answer = in_chat(server, data_url(picture()), data_url(picture(size)))
+        expected = (400, "messages[0].content[2].image_url")
+        assert (answer.status, answer.error["param"]) == expected
+        assert "Crop it" in answer.error["message"]
+    assert resident_bytes(server) < 1.1 * before

@@ -208,7 +208,7 @@ def test_errors_name_the_field(worker: ProcessorWorker) -> None:
         (prepare(worker, picture(), text="no place"), "prompt", "0 placeholders"),
         (prepare(worker, picture(), picture(size=(13, 3))), "image[1]", "13 columns"),
         (prepare(worker, b"no image"), "image[0]", "expected"),
-        (prepare(worker, picture(), kwargs={"broken": True}), "multi_modal_data", "RuntimeError"),
+        (prepare(worker, picture(), kwargs={"broken": True}), "image[0]", "RuntimeError"),
     ]
     for answer, field, words in cases:
         assert answer.error_field == field
