@@ -107,6 +107,10 @@ def _part_text(part: Any, where: str) -> str:
             where, f"parts of type {kind!r} cannot be read by this model; it takes text."
         )
     text = part.get(key)
+    if text is None and "type" not in part:
+        raise InvalidRequest(
+            f"{where}.type", "got none; expected that of the part, such as 'text'. Set it."
+        )
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.{key}", f"must be a text, not {text!r}.")
     return text

@@ -14,12 +14,17 @@ _DATA_URL: Final = re.compile(
     re.IGNORECASE,
 )
 _SPACE: Final = re.compile(r"[\t\n\r ]+")
+_ESCAPES: Final = {"%2B": "+", "%2F": "/", "%3D": "=", "%0A": "", "%0D": "", "%20": ""}
+"""Characters of base64 text as URLs write them."""
 
 
 def read_data_url(url: str, field: str, max_bytes: int, kind: str = "image") -> bytes:
-    """Return the content of a base64 data: URL of this kind. Raises `InvalidRequest`."""
+    """Return the content of a base64 data: URL of this kind. Raises `InvalidRequest`.
+
+    Spellings that browsers read are accepted: escapes, spaces, base64 without its padding.
+    """
     found = _DATA_URL.match(url)
-    params = [] if found is None else found["params"].lower().split(";")
+    params = [] if found is None else [each.strip() for each in found["params"].lower().split(";")]
     if found is None or "base64" not in params:
         raise InvalidRequest(
             field,
@@ -32,7 +37,16 @@ def read_data_url(url: str, field: str, max_bytes: int, kind: str = "image") -> 
             field,
             f"got a data: URL of type {media_type!r}; expected {kind}/png or similar. Convert it.",
         )
-    return read_base64(url, field, max_bytes, start=found.end())
+    start = found.end()
+    if url.find("%", start) >= 0:
+        return read_base64(_unescaped(url[start:]), field, max_bytes)
+    return read_base64(url, field, max_bytes, start=start)
+
+
+def _unescaped(text: str) -> str:
+    for escape, character in _ESCAPES.items():
+        text = text.replace(escape, character).replace(escape.lower(), character)
+    return text
 
 
 def read_base64(text: str, field: str, max_bytes: int, start: int = 0) -> bytes:
@@ -47,6 +61,8 @@ def read_base64(text: str, field: str, max_bytes: int, start: int = 0) -> bytes:
         encoded = text[start:].encode("ascii")
         if _SPACE.search(text, start):
             encoded = b"".join(encoded.split())
+        if len(encoded) % 4 in (2, 3) and not encoded.endswith(b"="):
+            encoded += b"=" * (-len(encoded) % 4)
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
         raise InvalidRequest(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -72,7 +73,11 @@ def test_items_have_the_order_and_fields_of_their_sources(tmp_path: Path) -> Non
         ("data:image/png;charset=utf-8,AAAA", "base64"),
         ("data:text/html;base64,AAAA", "type 'text/html'"),
         ("data:image/png;base64,****", "not base64"),
-        ("data:image/png;base64,AAA", "not base64"),
+        ("data:image/png;base64,AAAAA", "not base64"),
+        ("data:image/png;base64,AA=", "not base64"),
+        ("data:image/png;base64,A-_A", "not base64"),
+        ("data:image/png;base64,%41AAA", "not base64"),
+        ("data:image/png;base64,%%%%", "not base64"),
         ("data:image/png;base64,ÄÖÜÜ", "not base64"),
         ("data:image/png;base64,", "empty file"),
         ("data:image/png;base64,AAAA", "file of another format"),
@@ -97,6 +102,16 @@ def test_spellings_of_data_urls_are_accepted() -> None:
     assert load(source(url=f"data:image/jpeg;name=a.jpg;base64,{text}"))[0].data == PICTURE
     broken = "\r\n".join(text[at : at + 20] for at in range(0, len(text), 20))
     assert load(source(url=f"data:image/png;base64,{broken}\n"))[0].data == PICTURE
+    assert load(source(url=f"data:image/png; charset=utf-8; base64,{text}"))[0].data == PICTURE
+
+
+@pytest.mark.parametrize("left_out", range(3))
+def test_base64_as_browsers_read_it_is_accepted(left_out: int) -> None:
+    data = PICTURE + b"\xfb\xef\xff\xff\xff"[: 3 + left_out]  # "+", "/" and each padding
+    text = base64.b64encode(data).decode()
+    lower = text.replace("+", "%2b").replace("/", "%2f").replace("=", "%3d")
+    for spelled in (text.rstrip("="), quote(text, safe=""), lower):
+        assert load(source(url=f"data:image/png;base64,{spelled}"))[0].data == data
 
 
 @given(st.binary(max_size=200), st.integers(1, 300))
