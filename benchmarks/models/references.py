@@ -83,7 +83,8 @@ class Causal:
     def difference(self, folder: Path, cases: Sequence[Generated]) -> str:
         """Compare tokens and log-probabilities."""
         settings = {**ENGINE, "max_num_batched_tokens": 16, "mamba_block_size": 16}
-        if "vision_config" in json.loads((folder / "config.json").read_text()):
+        stated = json.loads((folder / "config.json").read_text())
+        if "vision_config" in stated or stated["model_type"] == "fuyu":
             settings["limit_mm_per_prompt"] = {"image": 0}  # there are no files of a processor
         with LLM(str(folder), **settings) as llm:
             for run in ("in chunks", "with a warm prefix cache"):

@@ -27,6 +27,7 @@ GAP = 1e-3
 """
 
 
+THREADS = str(Path(__file__).parents[1] / "executors" / "thread_ranks.py")
 NAMES = sorted({*ARCHITECTURES, *PUBLISHED, *DECODERS_ALONE})
 EVERY = [pytest.param(name, marks=[] if name in TINY else pytest.mark.slow) for name in NAMES]
 """Architectures of every run; the others under `make test-all` only."""
@@ -145,12 +146,26 @@ def test_forced_instruction_sets_match_transformers(
         assert_equal(run(llm, cases), cases)
 
 
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "adaptive": False,
+}
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
+    "one by one": {"max_num_seqs": 1},
     "a budget of 16 tokens": {"max_num_batched_tokens": 16},
     "blocks of 4": {"block_size": 4},
     "reference attention": {"attention_backend": "reference"},
     "async scheduling": {"async_scheduling": True},
+    "drafts": {"speculative_config": DRAFTS},
+    "drafts at depth 2": {"speculative_config": DRAFTS, "async_scheduling": True},
+    "2 ranks": {
+        "plugins": [THREADS],
+        "distributed_executor_backend": "threads",
+        "tensor_parallel_size": 2,
+    },
 }
 
 
