@@ -1,7 +1,8 @@
 """BART and its variants, mBART to Blenderbot and NLLB, and their decoders alone."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from core.api import Entry, ModelError, hookimpl
 from core.model_spec.attention import AttentionSpec, NormSpec
@@ -43,6 +44,8 @@ ALONE = replace(
     ignored=("*.encoder_attn.*", "*.encoder_attn_layer_norm.*", "model.decoder.version"),
 )
 NORM = NormSpec("layer", eps=1e-5, bias=True)
+LEARNED: Final[Mapping[str, Any]] = {"positions": "learned", "offset": 2, "embed_norm": NORM}
+"""Learned positions from row 2, and a norm of the embeddings."""
 
 
 @hookimpl
@@ -72,28 +75,17 @@ def engine_models() -> list[Entry]:
 
 def bart(hf_config: object) -> DecoderSpec:
     """Return the facts of a BART config: post-norm, learned positions from row 2."""
-    return family(
-        ModelFacts(hf_config), pre_norm=False, positions="learned", offset=2, embed_norm=NORM
-    )
+    return family(ModelFacts(hf_config), pre_norm=False, **LEARNED)
 
 
 def mbart(hf_config: object) -> DecoderSpec:
     """Return the facts of an mBART config: pre-norm and a final norm."""
-    return family(
-        ModelFacts(hf_config), pre_norm=True, positions="learned", offset=2, embed_norm=NORM
-    )
+    return family(ModelFacts(hf_config), pre_norm=True, **LEARNED)
 
 
 def plbart(hf_config: object) -> DecoderSpec:
     """Return the facts of a PLBart config: BART's, with scaled embeddings."""
-    return family(
-        ModelFacts(hf_config),
-        pre_norm=False,
-        positions="learned",
-        offset=2,
-        embed_norm=NORM,
-        scaled=True,
-    )
+    return family(ModelFacts(hf_config), pre_norm=False, scaled=True, **LEARNED)
 
 
 def marian(hf_config: object) -> DecoderSpec:
@@ -101,11 +93,8 @@ def marian(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     separate = not facts.flag("share_encoder_decoder_embeddings", True)
     spec = family(facts, pre_norm=False, positions="wide", separate=separate)
-    return (
-        replace(spec, vocab_size=facts.count("decoder_vocab_size", spec.vocab_size))
-        if separate
-        else spec
-    )
+    size = facts.count("decoder_vocab_size", spec.vocab_size) if separate else spec.vocab_size
+    return replace(spec, vocab_size=size)
 
 
 def pegasus(hf_config: object) -> DecoderSpec:
@@ -155,7 +144,7 @@ def trocr(hf_config: object) -> DecoderSpec:
     if not facts.flag(learned, True):
         raise ModelError(f"{learned}: got false; expected true. Use another checkpoint.")
     norm = NORM if facts.flag("layernorm_embedding", True) else None
-    spec = family(facts, pre_norm=False, positions="learned", offset=2, embed_norm=norm)
+    spec = family(facts, pre_norm=False, **{**LEARNED, "embed_norm": norm})
     return replace(spec, names=replace(spec.names, head="output_projection"))
 
 

@@ -72,13 +72,29 @@ def engine_models() -> list[Entry]:
     ]
 
 
-def _attention(facts: ModelFacts, hidden: str, heads: str, **attention: Any) -> AttentionSpec:
+def _attention(
+    facts: ModelFacts,
+    hidden: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    **attention: Any,
+) -> AttentionSpec:
     """Return attention of equal heads over the width of the model; `hidden` and `heads` are the
     config's names.
     """
     count = facts.count(heads)
     size = facts.head_size(facts.count(hidden), count)
     return AttentionSpec(**{"heads": count, "kv_heads": count, "head_size": size, **attention})
+
+
+def _mlp(facts: ModelFacts, width: int, activation: str, *, bias: bool = True) -> MlpSpec:
+    """Return an MLP without a gate; `activation` is the default of the config class."""
+    activation = facts.activation("activation_function", activation)
+    return MlpSpec(width=width, activation=activation, gated=False, bias=bias)
+
+
+def _embed_scale(facts: ModelFacts, hidden: str) -> float:
+    """Return the factor on the embeddings; `hidden` is the config's name."""
+    return facts.count(hidden) ** 0.5 if facts.flag("scale_embedding", True) else 1.0
 
 
 def opt(hf_config: object) -> DecoderSpec:
@@ -90,19 +106,15 @@ def opt(hf_config: object) -> DecoderSpec:
     bias = facts.flag("enable_bias", True)
     norm = NormSpec("layer", eps=1e-5, weight=affine, bias=affine)
     before = facts.flag("do_layer_norm_before", True)
-    activation = facts.activation("activation_function", "relu")
     layer = LayerSpec(
-        attention=_attention(
-            facts, "hidden_size", "num_attention_heads", qkv_bias=bias, out_bias=bias
-        ),
-        mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=bias),
+        attention=_attention(facts, qkv_bias=bias, out_bias=bias),
+        mlp=_mlp(facts, facts.count("ffn_dim"), "relu", bias=bias),
         attention_in=norm if before else None,
         attention_out=None if before else norm,
         mlp_in=norm if before else None,
         mlp_out=None if before else norm,
         post_norm=not before,
     )
-    positions = facts.num_positions()
     names = replace(
         FAIRSEQ,
         embed="model.decoder.embed_tokens",
@@ -115,13 +127,14 @@ def opt(hf_config: object) -> DecoderSpec:
     )
     size = facts.count("word_embed_proj_dim", facts.count("hidden_size"))
     last = not facts.flag("_remove_final_layer_norm")
-    more: dict[str, Any] = {
-        "embed_size": size,
-        "norm": norm if before and last else None,
-        "names": names,
-    }
-    more |= {"learned_positions": positions, "position_offset": 2}
-    return DecoderSpec(**facts.decoder(layer, tied=True), **more)
+    return DecoderSpec(
+        **facts.decoder(layer, tied=True),
+        embed_size=size,
+        norm=norm if before and last else None,
+        names=names,
+        learned_positions=facts.num_positions(),
+        position_offset=2,
+    )
 
 
 def gpt_neo(hf_config: object) -> DecoderSpec:
@@ -132,13 +145,8 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
     norm = facts.layer_norm("layer_norm_epsilon")
     hidden = facts.count("hidden_size")
     width = facts.count("intermediate_size", 4 * hidden)
-    activation = facts.activation("activation_function", "gelu_new")
-    attention = _attention(facts, "hidden_size", "num_heads", scale=1.0, out_bias=True)
-    layer = pre_norm_layer(
-        norm,
-        attention=attention,
-        mlp=MlpSpec(width=width, activation=activation, gated=False, bias=True),
-    )
+    attention = _attention(facts, heads="num_heads", scale=1.0, out_bias=True)
+    layer = pre_norm_layer(norm, attention=attention, mlp=_mlp(facts, width, "gelu_new"))
     local = replace(layer, attention=replace(attention, window=facts.count("window_size", 256)))
     kinds = [
         kind
@@ -147,10 +155,8 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
         for kind in pattern
     ]
     kinds = facts.get("attention_layers") or kinds or ["global"]
-    names = replace(
-        GPT, q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj"
-    )
-    names = replace(names, o="attn.attention.out_proj", up="mlp.c_fc", down="mlp.c_proj")
+    attn: dict[str, Any] = {name: f"attn.attention.{name}_proj" for name in "qkv"}
+    names = replace(GPT, **attn, o="attn.attention.out_proj", up="mlp.c_fc", down="mlp.c_proj")
     names = replace(names, ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"))
     layers = tuple(
         local if kinds[i % len(kinds)] == "local" else layer
@@ -168,14 +174,11 @@ def gpt_neo(hf_config: object) -> DecoderSpec:
 def _parallel(facts: ModelFacts, names: WeightNames) -> DecoderSpec:
     """Return GPT-J's form: parallel sublayers with one norm, interleaved RoPE."""
     norm = facts.layer_norm("layer_norm_epsilon")
-    hidden = facts.count("n_embd")
-    activation = facts.activation("activation_function", "gelu_new")
+    width = facts.count("n_inner", 4 * facts.count("n_embd"))
     rope = RopeSpec(size=facts.count("rotary_dim", 64), interleaved=True)
     layer = LayerSpec(
         attention=_attention(facts, "n_embd", "n_head", rope=rope),
-        mlp=MlpSpec(
-            width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
-        ),
+        mlp=_mlp(facts, width, "gelu_new"),
         attention_in=norm,
         parallel=True,
     )
@@ -203,17 +206,14 @@ def gpt_bigcode(hf_config: object) -> DecoderSpec:
     """Return the facts of a StarCoder config: GPT-2 with one key-value head."""
     facts = ModelFacts(hf_config)
     norm = facts.layer_norm("layer_norm_epsilon")
-    hidden = facts.count("n_embd")
+    width = facts.count("n_inner", 4 * facts.count("n_embd"))
     shared = facts.flag("multi_query", True)
     attention = _attention(facts, "n_embd", "n_head", qkv_bias=True, out_bias=True)
     scale = None if facts.flag("scale_attn_weights", True) else 1.0
-    activation = facts.activation("activation_function", "gelu_pytorch_tanh")
     layer = pre_norm_layer(
         norm,
         attention=replace(attention, scale=scale, kv_heads=1 if shared else attention.heads),
-        mlp=MlpSpec(
-            width=facts.count("n_inner", 4 * hidden), activation=activation, gated=False, bias=True
-        ),
+        mlp=_mlp(facts, width, "gelu_pytorch_tanh"),
     )
     names = replace(
         GPT,
@@ -237,18 +237,18 @@ def biogpt(hf_config: object) -> DecoderSpec:
     norm = NormSpec("layer", eps=1e-5, bias=True)
     layer = pre_norm_layer(
         norm,
-        attention=_attention(
-            facts, "hidden_size", "num_attention_heads", qkv_bias=True, out_bias=True
-        ),
+        attention=_attention(facts, qkv_bias=True, out_bias=True),
         mlp=facts.mlp(activation=facts.activation(default="gelu"), gated=False, bias=True),
     )
     names = replace(FAIRSEQ, head="output_projection", rename=((r"^biogpt\.", "model."),))
-    more: dict[str, Any] = {"norm": norm, "names": names, "position_offset": 2}
-    more["learned_positions"] = facts.num_positions()
-    more["embed_scale"] = (
-        facts.count("hidden_size") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    return DecoderSpec(
+        **facts.decoder(layer, tied=True),
+        norm=norm,
+        names=names,
+        position_offset=2,
+        learned_positions=facts.num_positions(),
+        embed_scale=_embed_scale(facts, "hidden_size"),
     )
-    return DecoderSpec(**facts.decoder(layer, tied=True), **more)
 
 
 def xglm(hf_config: object) -> DecoderSpec:
@@ -256,23 +256,19 @@ def xglm(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(hf_config)
     facts.refuse("add_cross_attention")
     norm = NormSpec("layer", eps=1e-5, bias=True)
-    activation = facts.activation("activation_function", "gelu")
     layer = pre_norm_layer(
         norm,
         attention=_attention(facts, "d_model", "attention_heads", qkv_bias=True, out_bias=True),
-        mlp=MlpSpec(width=facts.count("ffn_dim"), activation=activation, gated=False, bias=True),
+        mlp=_mlp(facts, facts.count("ffn_dim"), "gelu"),
     )
-    more: dict[str, Any] = {
-        "norm": norm,
-        "names": FAIRSEQ,
-        "sinusoidal_positions": True,
-        "position_offset": 2,
-    }
-    more["embed_scale"] = (
-        facts.count("d_model") ** 0.5 if facts.flag("scale_embedding", True) else 1.0
+    return DecoderSpec(
+        **facts.decoder(layer, tied=True, hidden="d_model", layers="num_layers"),
+        norm=norm,
+        names=FAIRSEQ,
+        sinusoidal_positions=True,
+        position_offset=2,
+        embed_scale=_embed_scale(facts, "d_model"),
     )
-    sizes = facts.decoder(layer, tied=True, hidden="d_model", layers="num_layers")
-    return DecoderSpec(**sizes, **more)
 
 
 def gpt_neox(hf_config: object) -> DecoderSpec:

@@ -27,16 +27,8 @@ def engine_models() -> list[Entry]:
     return [
         Entry("GraniteForCausalLM", f"{HERE}:granite", "Granite 3, dense"),
         Entry("GraniteMoeForCausalLM", f"{HERE}:granite_moe", "Granite 3, mixture of experts"),
-        Entry(
-            "GraniteMoeSharedForCausalLM",
-            f"{HERE}:granite_moe",
-            "Granite 3, experts and a shared one",
-        ),
-        Entry(
-            "GraniteMoeHybridForCausalLM",
-            f"{HERE}:granite_hybrid",
-            "Granite 4: Mamba 2 and attention",
-        ),
+        Entry("GraniteMoeSharedForCausalLM", f"{HERE}:granite_moe", "Granite 3, a shared expert"),
+        Entry("GraniteMoeHybridForCausalLM", f"{HERE}:granite_hybrid", "Granite 4, with Mamba 2"),
         Entry("HyperCLOVAXForCausalLM", f"{HERE}:hyperclovax", "HyperCLOVA X SEED"),
     ]
 

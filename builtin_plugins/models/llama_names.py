@@ -134,11 +134,9 @@ def biased(hf_config: object) -> DecoderSpec:
     for unserved in ("param_sink_number", "sandwich_norm", "interleaved_sliding_window"):
         facts.refuse(unserved)  # of later openPangu models
     bias = facts.flag("bias", facts.flag("attention_bias"))
-    biases: dict[str, Any] = {
-        "mlp_bias": facts.flag("mlp_bias"),
-        "qkv_bias": facts.flag("qkv_bias", bias),
-    }
-    return equal_layers(facts, facts.norm(), out_bias=bias, **biases)
+    mlp = {"bias": facts.flag("mlp_bias")}
+    own = facts.flag("qkv_bias", bias)
+    return equal_layers(facts, facts.norm(), out_bias=bias, mlp=mlp, qkv_bias=own)
 
 
 def internlm2(hf_config: object) -> DecoderSpec:
@@ -193,11 +191,8 @@ def qwen(hf_config: object) -> DecoderSpec:
     facts = ModelFacts(renamed(hf_config, head_dim="kv_channels", **fields))
     facts.refuse("visual")
     bias = not facts.flag("no_bias", True)
-    mlp: dict[str, Any] = {
-        "width": facts.count("intermediate_size") // 2,
-        "activation": "silu",
-        "bias": bias,
-    }
+    width = facts.count("intermediate_size") // 2
+    mlp: dict[str, Any] = {"width": width, "activation": "silu", "bias": bias}
     norm = facts.norm("layer_norm_epsilon")
     spec = equal_layers(facts, norm, names=QWEN, mlp=mlp, qkv_bias=True, out_bias=bias)
     if not (facts.flag("use_dynamic_ntk", True) or facts.flag("use_logn_attn", True)):
@@ -219,12 +214,8 @@ def telechat(hf_config: object) -> DecoderSpec:
     doublings = math.ceil(math.log2(trained / facts.count("base_seqlen", 8192)) + 1)
     theta = 10_000.0 * max(2**doublings - 1, 1) ** (size / (size - 2))
     norm = facts.norm("layer_norm_epsilon", 1e-5)
-    parts: dict[str, Any] = {
-        "mlp": {"out_bias": True},
-        "rope": RopeSpec(size, theta),
-        "out_bias": True,
-    }
-    spec = equal_layers(facts, norm, names=TELECHAT, **parts)
+    parts: dict[str, Any] = {"mlp": {"out_bias": True}, "rope": RopeSpec(size, theta)}
+    spec = equal_layers(facts, norm, names=TELECHAT, out_bias=True, **parts)
     limit = "training_seqlen: with more, RoPE depends on the length of the text"
     return replace(spec, context_limit=trained, limited_by=limit)
 

@@ -7,6 +7,7 @@ from core.model_spec.latent_facts import latent_attention
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
+HERE = "builtin_plugins.models.longcat_flash"
 MTP_NAMES = WeightNames(
     gate="transformer_layer.mlp.gate_proj",
     up="transformer_layer.mlp.up_proj",
@@ -17,11 +18,7 @@ MTP_NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [
-        Entry(
-            "LongcatFlashForCausalLM", "builtin_plugins.models.longcat_flash:spec", "LongCat-Flash"
-        )
-    ]
+    return [Entry("LongcatFlashForCausalLM", f"{HERE}:spec", "LongCat-Flash")]
 
 
 def spec(hf_config: object) -> DecoderSpec:

@@ -20,11 +20,7 @@ def engine_models() -> list[Entry]:
         Entry("Qwen2ForCausalLM", f"{HERE}:qwen2", "Qwen2 and Qwen2.5"),
         Entry("MiMoForCausalLM", f"{HERE}:mimo", "MiMo 7B"),
         Entry("Qwen2ForRewardModel", f"{HERE}:reward", "Qwen2 with a score of each token"),
-        Entry(
-            "Qwen2ForProcessRewardModel",
-            f"{HERE}:process_reward",
-            "Qwen2 with a verdict on each step",
-        ),
+        Entry("Qwen2ForProcessRewardModel", f"{HERE}:process_reward", "Qwen2, a verdict a step"),
         Entry("Qwen3ForCausalLM", f"{HERE}:qwen3", "Qwen3, dense"),
     ]
 

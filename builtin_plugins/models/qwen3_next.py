@@ -41,9 +41,7 @@ def engine_models() -> list[Entry]:
         Entry("Qwen3_5ForCausalLM", f"{HERE}:qwen3_5", "Qwen 3.5, text"),
         Entry("Qwen3_5MoeForCausalLM", f"{HERE}:qwen3_5_moe", "Qwen 3.5 with experts, text"),
         Entry("Qwen4ExpForCausalLM", f"{HERE}:qwen4_exp", "Qwen4-Exp, text: n-grams, streams"),
-        Entry(
-            "Qwen4ExpForConditionalGeneration", f"{HERE}:qwen4_text", "Qwen4-Exp, its text alone"
-        ),
+        Entry("Qwen4ExpForConditionalGeneration", f"{HERE}:qwen4_text", "Qwen4-Exp, text alone"),
     ]
 
 

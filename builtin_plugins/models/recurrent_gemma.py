@@ -9,6 +9,7 @@ from core.model_spec.layer import pre_norm_layer
 from core.model_spec.names import WeightNames
 from core.model_spec.recurrent import RgLruSpec
 
+HERE = "builtin_plugins.models.recurrent_gemma"
 NAMES = WeightNames(
     recurrent="temporal_block",
     attention_in="temporal_pre_norm",
@@ -27,13 +28,7 @@ NAMES = WeightNames(
 @hookimpl
 def engine_models() -> list[Entry]:
     """Return the architecture."""
-    return [
-        Entry(
-            "RecurrentGemmaForCausalLM",
-            "builtin_plugins.models.recurrent_gemma:spec",
-            "RecurrentGemma",
-        )
-    ]
+    return [Entry("RecurrentGemmaForCausalLM", f"{HERE}:spec", "RecurrentGemma")]
 
 
 def spec(hf_config: object) -> DecoderSpec:

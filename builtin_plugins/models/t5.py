@@ -50,11 +50,7 @@ def engine_models() -> list[Entry]:
     return [
         Entry("T5ForConditionalGeneration", f"{HERE}:t5", "T5, Flan-T5, ByT5"),
         Entry("MT5ForConditionalGeneration", f"{HERE}:mt5", "mT5"),
-        Entry(
-            "UMT5ForConditionalGeneration",
-            f"{HERE}:umt5",
-            "UMT5, with a position bias in every layer",
-        ),
+        Entry("UMT5ForConditionalGeneration", f"{HERE}:umt5", "UMT5, position biases by layer"),
     ]
 
 
