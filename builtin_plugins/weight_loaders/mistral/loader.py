@@ -15,26 +15,8 @@ import torch
 from builtin_plugins.weight_loaders.safetensors.loader import SafetensorsLoader
 from core.api import EngineConfig, ModelError
 from core.api.models import ModelSource
+from core.model_spec.mistral_names import ENDS, MATRICES, MLPS, PARTS
 
-NAMES: Final = {
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.wq_a": "self_attn.q_a_proj",
-    "attention.q_a_norm": "self_attn.q_a_layernorm",
-    "attention.wq_b": "self_attn.q_b_proj",
-    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
-    "attention.wkv_b": "self_attn.kv_b_proj",
-    "gate": "mlp.gate",
-}
-"""Parts of a layer, with their names in Hugging Face's layout."""
-MLPS: Final = {"feed_forward": "mlp", "shared_experts": "mlp.shared_experts"}
-MATRICES: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-ENDS: Final = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 SUFFIXES: Final = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 OF_IMAGES: Final = re.compile(
     r"(vision_|patch_merger|pre_mm_projector_norm|mm_(whisper|streams)_embeddings)"
@@ -78,7 +60,7 @@ def rename(name: str) -> str:
     if stem in ENDS:
         return f"{ENDS[stem]}.{suffix}"
     layer = _LAYER.fullmatch(f"{stem}.{suffix}")
-    inner = NAMES.get(layer[2]) if layer else None
+    inner = PARTS.get(layer[2]) if layer else None
     if layer and inner is None and (mlp := _MLP.fullmatch(layer[2])):
         inner = f"{MLPS.get(mlp[1], f'mlp.{mlp[1]}')}.{MATRICES[mlp[2]]}"
     if layer is None or inner is None:

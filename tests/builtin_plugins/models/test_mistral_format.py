@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builtin_plugins.model_sources.huggingface.mistral_format import read_params
-from builtin_plugins.weight_loaders.mistral.loader import ENDS, MATRICES, NAMES, rename
+from builtin_plugins.weight_loaders.mistral.loader import rename
 from core.errors import ModelError
+from core.model_spec.mistral_names import ENDS, MATRICES, PARTS
 from core.testing.checkpoints import VOCAB, make_checkpoint
 from core.testing.one_sequence import Session
 
@@ -89,7 +90,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 def write_own_format(folder: Path, source: Path, params: dict[str, Any]) -> Path:
     """Write a checkpoint's weights under Mistral's names, in two files."""
-    parts = {ours: theirs for theirs, ours in NAMES.items()}
+    parts = {ours: theirs for theirs, ours in PARTS.items()}
     parts |= {"mlp.shared_experts": "shared_experts", "mlp": "feed_forward"}
     matrices = {ours: theirs for theirs, ours in MATRICES.items()}
     ends = {ours: theirs for theirs, ours in ENDS.items()}
