@@ -20,6 +20,8 @@ from core.model_spec.latent_facts import (
 from core.model_spec.layer import MoeSpec, pre_norm_layer
 
 HERE = "builtin_plugins.models.deepseek"
+DOTS = "builtin_plugins.models.dots3_note"
+MISTRAL = "builtin_plugins.models.mistral_large4"
 PANGU = {
     "q_lora_rank": "attention_q_lora_dim",
     "kv_lora_rank": "attention_kv_lora_dim",
@@ -42,16 +44,8 @@ def engine_models() -> list[Entry]:
         Entry("DeepseekV32ForCausalLM", f"{HERE}:v32", "DeepSeek V3.2: sparse attention"),
         Entry("AXK1ForCausalLM", f"{HERE}:axk1", "A.X K1"),
         Entry("AXK2ForCausalLM", f"{HERE}:axk2", "A.X K2: sparse attention"),
-        Entry(
-            "Dots3NoteForCausalLM",
-            "builtin_plugins.models.dots3_note:spec",
-            "Dots 3 Note's text model: sparse attention, windows",
-        ),
-        Entry(
-            "Dots3NoteForConditionalGeneration",
-            "builtin_plugins.models.dots3_note:composite",
-            "Dots 3 Note, its text alone",
-        ),
+        Entry("Dots3NoteForCausalLM", f"{DOTS}:spec", "Dots 3 Note's text: sparse, with windows"),
+        Entry("Dots3NoteForConditionalGeneration", f"{DOTS}:composite", "Dots 3 Note, text alone"),
         Entry("Glm4MoeLiteForCausalLM", f"{HERE}:glm4_moe_lite", "GLM 4.7 Flash"),
         Entry("GlmMoeDsaForCausalLM", f"{HERE}:glm_moe_dsa", "GLM 5: sparse attention"),
         Entry("PanguUltraMoEForCausalLM", f"{HERE}:pangu_ultra", "openPangu Ultra MoE"),
@@ -59,6 +53,7 @@ def engine_models() -> list[Entry]:
         Entry("YoutuForCausalLM", f"{HERE}:youtu", "Youtu-LLM"),
         Entry("Mistral4ForCausalLM", f"{HERE}:mistral4", "Mistral Small 4"),
         Entry("MistralLarge3ForCausalLM", f"{HERE}:mistral4", "Mistral Large 3"),
+        Entry("MistralLarge4ForCausalLM", f"{MISTRAL}:spec", "Mistral Large 4's text"),
     ]
 
 

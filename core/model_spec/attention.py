@@ -255,6 +255,12 @@ class IndexerSpec:
     """Epsilon of the norm of keys."""
     source_layer: int | None = None
     """Index of the earlier layer that selects for this one; None: it selects for itself."""
+    reads_input: bool = False
+    """Whether queries come from the layer's input, after a norm of its own, instead of the query
+    latent.
+    """
+    log_scaling: bool = False
+    """Whether queries are scaled by learned factors and the logarithm of their position."""
 
     def __post_init__(self) -> None:
         for name in ("top_k", "heads", "size"):
@@ -312,9 +318,16 @@ class LatentAttentionSpec:
     """
     indexer: IndexerSpec | None = None
     """Selection of the tokens to attend to; None: all earlier ones."""
+    log_scaling: bool = False
+    """Whether queries are scaled by learned factors and the logarithm of their position."""
+    kv_source_layer: int | None = None
+    """Index of the earlier layer that owns the latents; None: this layer does."""
 
     def __post_init__(self) -> None:
-        for name in ("heads", "key_size", "shared_size", "value_size", "rank"):
+        sizes = ["heads", "key_size", "value_size", "rank"]
+        if self.rope is not None:
+            sizes.append("shared_size")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ModelError(
                     f"{name} of latent attention: got {getattr(self, name)}; expected at least 1."
@@ -324,7 +337,8 @@ class LatentAttentionSpec:
                 f"rotary size {self.rope.size} is not qk_rope_head_dim {self.shared_size}; check "
                 "partial_rotary_factor."
             )
-        if (self.indexer is not None or self.query_gate) and self.query_rank is None:
+        reads_latent = self.indexer is not None and not self.indexer.reads_input
+        if (reads_latent or self.query_gate) and self.query_rank is None:
             raise ModelError(
                 "q_lora_rank: got null; expected the size of the query latent, which the indexer "
                 "or the gate reads. Restore the model's own config.json."

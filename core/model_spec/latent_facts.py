@@ -10,7 +10,7 @@ from typing import Any
 from core.errors import ModelError
 from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, NormSpec
 from core.model_spec.decoder import DecoderSpec, mtp_layer
-from core.model_spec.facts import ModelFacts
+from core.model_spec.facts import ModelFacts, items_of
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 
@@ -141,6 +141,29 @@ def shared_indexers(
         own = None if kind == "full" else source
         indexers.append(replace(indexer, source_layer=own))
     return indexers
+
+
+def latent_sources(facts: ModelFacts, kinds: Sequence[bool]) -> list[int | None]:
+    """Return the earlier layer that owns the latents of each layer (`kv_source_layers`).
+
+    None: the layer itself. Layers that share latents are of one of `kinds`.
+    """
+    name = "kv_source_layers"
+    stated = items_of(name, facts.get(name) or list(range(len(kinds))))
+    is_valid = len(stated) == len(kinds) and all(
+        type(source) is int
+        and 0 <= source <= index
+        and stated[source] == source
+        and kinds[source] == kinds[index]
+        for index, source in enumerate(stated)
+    )
+    if not is_valid:
+        raise ModelError(
+            f"{name} in config.json: got {stated!r:.100}; expected for each of {len(kinds)} layers "
+            "its own index, or that of an earlier one with latents of its own, both with or "
+            "without RoPE. Restore the model's own config.json."
+        )
+    return [None if source == index else source for index, source in enumerate(stated)]
 
 
 def with_indexers(spec: DecoderSpec, indexers: Sequence[IndexerSpec | None]) -> DecoderSpec:

@@ -304,7 +304,7 @@ class LayerSpec:
     @property
     def kv_source_layer(self) -> int | None:
         """Index of the earlier layer that owns this layer's keys and values; None: its own."""
-        return self.attention.kv_source_layer if isinstance(self.attention, AttentionSpec) else None
+        return getattr(self.attention, "kv_source_layer", None)
 
     @property
     def index_source_layer(self) -> int | None:

@@ -105,6 +105,8 @@ class RopeSpec:
     """
     interleaved_sections: bool = False
     """Whether the axes alternate from pair to pair; the first one has the pairs left over."""
+    learned: bool = False
+    """Whether the checkpoint has the logarithm of a factor for each frequency."""
 
     @property
     def short_context(self) -> int:

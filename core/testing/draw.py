@@ -11,6 +11,7 @@ DRAWN_BUFFERS: Final = (
     "balancing_biases",
     "layer_scalar",
     "final_logits_bias",
+    "rotary_emb.alpha",
 )
 
 

@@ -21,6 +21,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "glm4v_moe_text": "Glm4MoeForCausalLM",
         "glm4v_text": "Glm4ForCausalLM",
         "glm_ocr_text": "Glm4ForCausalLM",
+        "mistral_large4_text": "MistralLarge4ForCausalLM",
         "paddleocr_vl_text": "LlamaForCausalLM",
         "phi4_multimodal": "Phi3ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",

@@ -52,6 +52,7 @@ def engine_models() -> list[Entry]:
         Entry("MiniCPMV4_7ForConditionalGeneration", SPEC, "MiniCPM-V 4.7, images"),
         Entry("MiniMaxM3SparseForConditionalGeneration", SPEC, "MiniMax M3, images"),
         Entry("Mistral3ForConditionalGeneration", SPEC, "Mistral 3"),
+        Entry("MistralLarge4ForConditionalGeneration", SPEC, "Mistral Large 4, text and images"),
         Entry("MllamaForConditionalGeneration", SPEC, "Llama 3.2 Vision"),
         Entry("Molmo2ForConditionalGeneration", SPEC, "Molmo 2, images"),
         Entry("Ovis2ForConditionalGeneration", SPEC, "Ovis2"),
@@ -63,9 +64,7 @@ def engine_models() -> list[Entry]:
         Entry("Qwen2VLForConditionalGeneration", SPEC, "Qwen2-VL"),
         Entry("Qwen3VLForConditionalGeneration", SPEC, "Qwen3-VL"),
         Entry(
-            "Qwen3VLForSequenceClassification",
-            f"{RETRIEVAL}:qwen3_vl_reranker",
-            "Qwen3-VL-Reranker, a score for a pair",
+            "Qwen3VLForSequenceClassification", f"{RETRIEVAL}:qwen3_vl_reranker", "Qwen3-VL, scores"
         ),
         Entry("Qwen3VLMoeForConditionalGeneration", SPEC, "Qwen3-VL with experts"),
         Entry("Qwen3_5ForConditionalGeneration", SPEC, "Qwen 3.5, text and images"),

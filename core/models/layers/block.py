@@ -232,8 +232,9 @@ class Block(nn.Module):
 
     def attend_to(self, other: Block) -> None:
         """Share the keys and values of `other`."""
-        assert isinstance(self.attention, Attention), "this layer has no attention"
-        assert isinstance(other.attention, Attention), "the source layer has no attention"
+        kinds = (Attention, LatentAttention)
+        assert isinstance(self.attention, kinds), "this layer has no attention"
+        assert isinstance(other.attention, kinds), "the source layer has no attention"
         object.__setattr__(self, "source", other)  # not a submodule
         object.__setattr__(self.attention, "source", other.attention)
         other.attention.is_source = True

@@ -358,6 +358,7 @@ def _list_caching(
         elif block.attention is not None and block.attention.kv_spec is not None:
             block.attention_plan = len(found)
             found.append((block.attention, LayerKV(name, block.attention.kv_spec)))
+        if block.attention is not None:
             for part in ("indexer", "compressed", "recent"):
                 further = getattr(block.attention, part, None)
                 if further is not None:
@@ -414,6 +415,8 @@ def _make_blocks(
         rope = None if layer.attention is None else layer.attention.rope
         if rope is not None and rope not in rotaries:
             rotaries[rope] = Rotary(rope, spec.max_positions, context)
+            if rope.learned:
+                rotaries[rope].expect_factors(spec.names.rope_factors, weights)
         rotary = None if rope is None else rotaries[rope]
         prefix = spec.names.layer_prefix(at)
         stored[at] = Block(layer, spec, prefix, rotary, context, weights)

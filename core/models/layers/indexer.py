@@ -9,8 +9,10 @@ from torch import nn
 
 from core.model_spec.attention import NormSpec
 from core.model_spec.kv import IndexKeys
+from core.model_spec.parallel import ParallelGroup
 from core.models.layers.linear import Linear, Slice
-from core.models.layers.norm import make_norm
+from core.models.layers.log_scaling import LogScaling
+from core.models.layers.norm import make_norm, optional_norm
 from core.models.layers.weights import WeightMap, assign_weight, empty_parameter
 
 if TYPE_CHECKING:
@@ -32,11 +34,11 @@ class Indexer(nn.Module):
         spec: IndexerSpec,
         sizes: tuple[int, int],
         prefix: str,
-        rotary: Rotary,
+        rotary: Rotary | None,
         context: BuildContext,
         weights: WeightMap,
     ) -> None:
-        """`sizes`: of the layer's input and of the query latent."""
+        """`sizes`: of the layer's input and of what queries are projected from."""
         super().__init__()
         hidden, query_rank = sizes
         self._spec = spec
@@ -48,11 +50,18 @@ class Indexer(nn.Module):
         self.cache: torch.Tensor | None = None
         self.selected: torch.Tensor | None = None
         """Selection of the current step, for the layers that share it."""
+        norm = NormSpec("layer", eps=spec.norm_eps, bias=True)
+        own = norm if spec.reads_input else None
+        name = f"{prefix}.q_input_norm"
+        self.query_norm = optional_norm(own, query_rank, context, weights, name)
+        self.scaling: LogScaling | None = None
+        if spec.log_scaling:
+            name = f"{prefix}.softmax_scaling"
+            self.scaling = LogScaling(spec.heads, name, ParallelGroup(), weights)
         out = [Slice("q", spec.heads * spec.size)]
         self.query = Linear(context, weights, f"{prefix}.wq_b", query_rank, out)
         key = [Slice("k", spec.size)]
         self.key = Linear(context, weights, f"{prefix}.wk", hidden, key)
-        norm = NormSpec("layer", eps=spec.norm_eps, bias=True)
         self.key_norm = make_norm(norm, spec.size, context, weights, f"{prefix}.k_norm")
         self.head_weights = empty_parameter(spec.heads, hidden, dtype=torch.float32)
         weights.add(
@@ -62,26 +71,33 @@ class Indexer(nn.Module):
         )
 
     def forward(
-        self, x: torch.Tensor, query_latent: torch.Tensor, positions: torch.Tensor, plan: IndexPlan
+        self, x: torch.Tensor, read: torch.Tensor, positions: torch.Tensor, plan: IndexPlan
     ) -> torch.Tensor | None:
         """Return the positions that the long queries of the step attend to; None: there are none.
 
-        Keys are written to the cache.
+        Queries are projected from `read`; keys are written to the cache.
         """
         spec = self._spec
-        query = self.query(query_latent).view(-1, spec.heads, spec.size)
+        read = read if self.query_norm is None else self.query_norm(read)
+        query = self.query(read).view(-1, spec.heads, spec.size)
+        if self.scaling is not None:
+            query = self.scaling(query, positions)
         key = self.key_norm(self.key(x))[:, None]
-        query, key = self._rotated(query, key, positions)
+        if self._rotary is not None:
+            query, key = self._rotated(query, key, positions, self._rotary.cos_sin)
         weights = self._linear(x.float(), self.head_weights)
         assert self.cache is not None, "bind_kv was not called"
         self.selected = plan.select(query, weights, key[:, 0], self.cache)
         return self.selected
 
     def _rotated(
-        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return query and key after RoPE of their leading or trailing part."""
-        table = self._rotary.cos_sin
         start = self._spec.size - table.shape[1] if self._spec.rope_at_end else 0
         parts = (query[..., start:], key[..., start:])
         ends = self._rotate(*parts, table, positions, self._spec.interleaved)

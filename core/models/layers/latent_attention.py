@@ -7,6 +7,7 @@ multiplied by W_v.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from core.models.layers.attention import temperature_scale
 from core.models.layers.indexer import Indexer
 from core.models.layers.kv_cache import KVCacheDtype
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
+from core.models.layers.log_scaling import LogScaling
 from core.models.layers.norm import RmsNorm, make_norm, optional_norm
 from core.models.layers.per_head import PerHead
 from core.models.layers.sinks import expect_sinks
@@ -48,9 +50,6 @@ class HeadsAdapter(Protocol):
 class LatentAttention(nn.Module):
     """MLA with heads split over ranks; every rank caches the whole latents."""
 
-    source = None
-    """Latents are never shared between layers."""
-
     def __init__(
         self,
         spec: LatentAttentionSpec,
@@ -69,6 +68,12 @@ class LatentAttention(nn.Module):
         self._rotary = rotary
         self._backend = context.attention
         self._sigmoid = context.ops.sigmoid
+        self.source: LatentAttention | None = None
+        """Layer that owns the latents; None: this layer."""
+        self.is_source = False
+        """Whether a later layer shares these latents."""
+        self.last: torch.Tensor | None = None
+        """Keys [n, 1, head_size] of the current step, for the layers that share them."""
         stored = {"k": f"{layer}.{names.latent}", "v": f"{layer}.{names.latent_up}"}
         cache_dtype = KVCacheDtype(None, stored, 1, context, weights)
         self.kv_spec = _kv_spec(spec, cache_dtype)
@@ -90,6 +95,10 @@ class LatentAttention(nn.Module):
         is_plain = type(self.latent_norm) is RmsNorm and self.shared_norm is None
         is_plain &= rotary is not None and spec.latent_scale == 1.0
         self._latent_rows = context.ops.latent_rows if is_plain else None
+        self.scaling: LogScaling | None = None
+        if spec.log_scaling:
+            name = f"{layer}.{names.log_scaling}"
+            self.scaling = LogScaling(spec.heads, name, context.group, weights)
         self.indexer = _make_indexer(
             spec, hidden, f"{layer}.{names.indexer}", rotary, context, weights
         )
@@ -106,17 +115,20 @@ class LatentAttention(nn.Module):
     ) -> None:
         """Build the projections to latents, queries and the output, with their norms."""
         spec = self.spec
-        parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")]
+        owns = spec.kv_source_layer is None
+        parts = [Slice("latent", spec.head_size, f"{layer}.{names.latent}")] if owns else []
         self.query_norm: nn.Module | None = None
         if spec.query_rank is not None:
             parts.append(Slice("query", spec.query_rank, f"{layer}.{names.query_latent}"))
             norm = f"{layer}.{names.query_latent_norm}"
             self.query_norm = make_norm(spec.norm, spec.query_rank, context, weights, norm)
-        self.down = Linear(context, weights, parts[0].prefix, hidden, parts, bias=spec.bias)
-        self.latent_norm = make_norm(
-            spec.norm, spec.rank, context, weights, f"{layer}.{names.latent_norm}"
-        )
-        shared = spec.norm if spec.shared_norm else None
+        self.down: Linear | None = None
+        if parts:
+            self.down = Linear(context, weights, parts[0].prefix, hidden, parts, bias=spec.bias)
+        prefix = f"{layer}.{names.latent_norm}"
+        norm_of_latents = spec.norm if owns else None
+        self.latent_norm = optional_norm(norm_of_latents, spec.rank, context, weights, prefix)
+        shared = spec.norm if spec.shared_norm and owns else None
         prefix = f"{layer}.{names.shared_key_norm}"
         self.shared_norm = optional_norm(shared, spec.shared_size, context, weights, prefix)
         size = spec.key_size + spec.shared_size + (spec.value_size if spec.query_gate else 0)
@@ -172,15 +184,18 @@ class LatentAttention(nn.Module):
         `index_plan`: the plan of the indexer's keys, of a layer with an indexer of its own.
         """
         spec = self.spec
-        down = self.down(x)
-        latent, shared = down[:, self.down.slices["latent"]].split(
-            [spec.rank, spec.shared_size], dim=-1
-        )
-        read = x if self.query_norm is None else self.query_norm(down[:, self.down.slices["query"]])
+        parts: dict[str, torch.Tensor] = {}
+        if self.down is not None:
+            down = self.down(x)
+            parts = {name: down[:, rows] for name, rows in self.down.slices.items()}
+        read = x if self.query_norm is None else self.query_norm(parts["query"])
         if spec.query_scale != 1.0:
             read = read * spec.query_scale
-        nope_query, rope_query, gate = self._queries(read, down, positions)
-        query, key = self._query_and_key(latent, shared, nope_query, rope_query, positions)
+        nope_query, rope_query, gate = self._queries(read, parts, positions)
+        if self.source is None:
+            query, key = self._query_and_key(parts["latent"], nope_query, rope_query, positions)
+        else:
+            query, key = self._query_with_shared_key(nope_query, rope_query, positions)
         assert self.cache is not None, "bind_kv was not called"
         if spec.indexer is None:
             sums = self._backend.attend(
@@ -201,14 +216,15 @@ class LatentAttention(nn.Module):
 
     def _query_and_key(
         self,
-        latent: torch.Tensor,
-        shared: torch.Tensor,
+        down: torch.Tensor,
         nope_query: torch.Tensor,
         rope_query: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries [n, heads, head_size] and keys [n, 1, head_size] for the cache."""
         spec = self.spec
+        assert self.latent_norm is not None, "the layer owns its latents"
+        latent, shared = down.split([spec.rank, spec.shared_size], dim=-1)
         if self._latent_rows is not None and self.adapter is None:
             assert self._rotary is not None, "keys are rotated"
             query = latent.new_empty(len(latent), self.heads, spec.head_size)
@@ -217,6 +233,8 @@ class LatentAttention(nn.Module):
                 spec.norm.offset, *self._rotary.table(positions), self._rotary.interleaved,
             )  # fmt: skip
             self.key_up(nope_query, query[..., : spec.rank])
+            if self.is_source:
+                self.last = key
             return query, key
         latent = self.latent_norm(latent)
         if spec.latent_scale != 1.0:
@@ -226,14 +244,30 @@ class LatentAttention(nn.Module):
         shared = shared[:, None]
         if self._rotary is not None:
             rope_query, shared = self._rotary(rope_query, shared, positions)
+        key = torch.cat([latent[:, None], shared], dim=-1)
+        if self.is_source:
+            self.last = key
+        return self._query_of_latents(nope_query, rope_query), key
+
+    def _query_with_shared_key(
+        self, nope_query: torch.Tensor, rope_query: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries of this layer, and the keys of the source layer."""
+        assert self.source is not None
+        assert self.source.last is not None
+        if self._rotary is not None:  # takes a query and a key; there is no key here
+            rope_query, _ = self._rotary(rope_query, rope_query[:, :0], positions)
+        return self._query_of_latents(nope_query, rope_query), self.source.last
+
+    def _query_of_latents(self, nope_query: torch.Tensor, rope_query: torch.Tensor) -> torch.Tensor:
+        """Return queries [n, heads, head_size] of latents, after RoPE."""
         latent_query = self.key_up(nope_query)  # [n, heads, rank]
         if self.adapter is not None:
             latent_query = self.adapter(self, "key", nope_query, latent_query)
-        key = torch.cat([latent[:, None], shared], dim=-1)
-        return torch.cat([latent_query, rope_query], dim=-1), key
+        return torch.cat([latent_query, rope_query], dim=-1)
 
     def _queries(
-        self, read: torch.Tensor, down: torch.Tensor, positions: torch.Tensor
+        self, read: torch.Tensor, parts: Mapping[str, torch.Tensor], positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return both parts of the queries, and the gate [n, heads, value_size] after them.
 
@@ -241,13 +275,15 @@ class LatentAttention(nn.Module):
         """
         spec = self.spec
         if spec.query_gate:
-            read = torch.cat([read, down[:, self.down.slices["query"]]], dim=-1)
+            read = torch.cat([read, parts["query"]], dim=-1)
         sizes = [spec.key_size, spec.shared_size, spec.value_size if spec.query_gate else 0]
         query = self.query(read).view(-1, self.heads, sum(sizes))
         if spec.temperature is not None:
             query = query * temperature_scale(spec.temperature, positions)[:, None, None].to(
                 query.dtype
             )
+        if self.scaling is not None:
+            query = self.scaling(query, positions)
         nope_query, rope_query, gate = query.split(sizes, dim=-1)
         return nope_query, rope_query, gate
 
@@ -256,7 +292,8 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor | None:
         """Return the positions to attend to, by this layer's indexer or an earlier one."""
         if self.indexer is not None:
-            return self.indexer(x, query_latent, positions, plan)  # type: ignore[no-any-return]
+            read = x if self.spec.indexer.reads_input else query_latent
+            return self.indexer(x, read, positions, plan)  # type: ignore[no-any-return]
         assert self.indexer_source is not None, "the layer has no indexer"
         return self.indexer_source.selected
 
@@ -290,6 +327,6 @@ def _make_indexer(
         )
     if spec.indexer.source_layer is not None:
         return None
-    assert rotary is not None, "`LatentAttentionSpec` has validated it"
-    assert spec.query_rank is not None, "`LatentAttentionSpec` has validated it"
-    return Indexer(spec.indexer, (hidden, spec.query_rank), prefix, rotary, context, weights)
+    read = hidden if spec.indexer.reads_input else spec.query_rank
+    assert read is not None, "`LatentAttentionSpec` has validated it"
+    return Indexer(spec.indexer, (hidden, read), prefix, rotary, context, weights)

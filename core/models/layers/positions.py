@@ -26,7 +26,7 @@ from core.model_spec.rope import (
     YarnScaling,
 )
 from core.models.layers.embedding import expect_table
-from core.models.layers.weights import copy_weight, empty_parameter
+from core.models.layers.weights import assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
@@ -47,10 +47,20 @@ class Rotary:
         self.step_cos_sin: torch.Tensor | None = None
         """[num_tokens, size] of this step's tokens, if they have multi-dimensional positions."""
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = context.ops.rotary
+        self._log_factors: torch.Tensor | None = None
+
+    def expect_factors(self, name: str, weights: WeightMap) -> None:
+        """Expect the logarithms of the learned factors of the frequencies."""
+        factors = empty_parameter(self._spec.size // 2, dtype=torch.float32)
+        weights.add(name, factors.shape, lambda tensor: assign_weight(factors, tensor))
+        self._log_factors = factors
 
     def finish(self) -> None:
         """Compute the table; called after loading, which validates the sizes in the config."""
-        table = cos_sin_table(self._spec, self._max_positions)
+        factors = self._log_factors
+        if factors is not None and factors.is_meta:  # a memory plan has no values
+            factors = None
+        table = cos_sin_table(self._spec, self._max_positions, factors)
         short = self._spec.short_context
         if 0 < short < self._max_positions:
             table = torch.cat((table, cos_sin_table(self._spec, short)))
@@ -64,6 +74,8 @@ class Rotary:
         self.step_cos_sin = None
         if rope_positions is not None:
             frequencies, factor = inverse_frequencies(self._spec, self._max_positions)
+            if self._log_factors is not None:
+                frequencies = frequencies * self._log_factors.cpu().exp()
             axes = torch.tensor(self._spec.axis_of_pairs(), device=rope_positions.device)
             by_pair = rope_positions.index_select(0, axes).T.float()  # [num_tokens, pairs]
             angles = by_pair * frequencies.to(rope_positions.device)
@@ -82,10 +94,17 @@ class Rotary:
         return self.step_cos_sin, torch.arange(len(self.step_cos_sin), device=positions.device)
 
 
-def cos_sin_table(spec: RopeSpec, max_positions: int) -> torch.Tensor:
-    """Return [max_positions, spec.size] float32: cosines, then sines, of each position."""
+def cos_sin_table(
+    spec: RopeSpec, max_positions: int, log_factors: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return [max_positions, spec.size] float32: cosines, then sines, of each position.
+
+    `log_factors`: logarithms of factors of the frequencies.
+    """
     with torch.device("cpu"):
         frequencies, factor = inverse_frequencies(spec, max_positions)
+        if log_factors is not None:
+            frequencies = frequencies * log_factors.cpu().exp()
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
         return _cos_sin(angles, factor, backwards=spec.backwards)
 

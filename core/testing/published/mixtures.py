@@ -33,6 +33,26 @@ _SHAPE: Final = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+_LARGE4: Final = (
+    (r"^model\.language_model\.(layers|norm)\.", r"\1."),
+    (r"^model\.language_model\.embed_tokens", "tok_embeddings"),
+    (r"^model\.language_model\.rotary_emb", "lerope"),
+    (r"^lm_head", "output"),
+    (r"input_layernorm", "attention_norm"),
+    (r"post_attention_layernorm", "ffn_norm"),
+    (r"self_attn\.([qo])_proj", r"attention.w\1"),
+    (r"self_attn\.kv_a_proj_with_mqa", "attention.wkv_a_with_mqa"),
+    (r"self_attn\.kv_a_layernorm", "attention.kv_a_norm"),
+    (r"self_attn\.kv_b_proj", "attention.wkv_b"),
+    (r"self_attn", "attention"),
+    (r"softmax_scaling\.scale", "ssmax_scaling.s"),
+    (r"softmax_scaling\.bias", "ssmax_scaling.b"),
+    (r"mlp\.(gate\.|experts|shared_experts)", r"\1"),
+    (r"mlp\.", "feed_forward."),
+    (r"gate_proj\.", "w1."),
+    (r"up_proj\.", "w3."),
+    (r"(feed_forward|shared_experts)\.down_proj\.", r"\1.w2."),
+)
 _BAILING: Final = (
     (r"embed_tokens", "word_embeddings"),
     (r"self_attn\.o_proj", "attention.dense"),
@@ -57,6 +77,12 @@ _BAILING_CONFIG: Final = {
 
 def _unstack(tensors: Tensors) -> None:
     unstack_experts(tensors, ("gate_proj", "up_proj", "down_proj"))
+
+
+def _as_mistral_large4(tensors: Tensors) -> None:
+    """Leave out what reads images."""
+    take(tensors, r"model\.(vision_tower|multi_modal_projector)\..*")
+    unstack_experts(tensors, ("w1", "w3", "w2"))
 
 
 def _as_bailing(tensors: Tensors) -> None:
@@ -245,6 +271,13 @@ MIXTURES: Final[Mapping[str, Published]] = {
             (r"\.inner\.", "."),
         ),
         _unstack,
+    ),
+    "MistralLarge4ForCausalLM": Published(
+        "mistralai/Mistral-Large-4-1T-A52B",
+        references.mistral_large4,
+        references.MISTRAL_LARGE4,
+        _LARGE4,
+        _as_mistral_large4,
     ),
     "JAISLMHeadModel": Published(
         "inceptionai/jais-13b",

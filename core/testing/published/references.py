@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -194,6 +195,55 @@ class _HeadsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight[:, None]
+
+
+MISTRAL_LARGE4 = {
+    **{name: value for name, value in SHAPE.items() if name != "num_hidden_layers"},
+    "model_type": "mistral_large4_text",
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "attention_bias": True,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-5,
+    "final_logit_softcapping": 8.0,
+    "index_topk": 20,
+    "index_head_dim": 16,
+    "index_n_heads": 11,
+    "indexer_types": ["full", "shared", "full", "full", "shared", "full"],
+    "no_rope_layers": [1, 0, 1, 1, 0, 1],
+    "kv_source_layers": [0, 1, 0, 3, 1, 3],
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.0,
+    },
+}
+"""Text config of a tiny Mistral Large 4; its layers share latents, indexers, both and neither."""
+
+
+def mistral_large4() -> Any:
+    """Return a Mistral Large 4 with the smallest tower there is."""
+    tower = {"model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "patch_size": 4}
+    tower |= {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8}
+    config = transformers.MistralLarge4Config(
+        text_config=deepcopy(MISTRAL_LARGE4), vision_config=tower
+    )
+    config._attn_implementation = "eager"
+    config.text_config._experts_implementation = "eager"
+    return transformers.MistralLarge4ForConditionalGeneration(config)
 
 
 def deepseek_as_pangu() -> Any:

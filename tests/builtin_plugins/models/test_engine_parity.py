@@ -46,9 +46,11 @@ CHUNKED = {*sorted(ARCHITECTURES)[::2], *LAYOUTS}
 SEVERAL_POOLS = (
     ("DeepseekV4ForCausalLM", 4),
     ("DeepseekV4ForCausalLM", 16),
+    ("MistralLarge4ForCausalLM", 4),
+    ("MistralLarge4ForCausalLM", 16),
     ("ZayaForCausalLM", 16),
 )
-"""One request would need more than all blocks; test_sparse_models.py preempts DeepSeek V4."""
+"""One request would need more than all blocks; test_sparse_models.py preempts the first two."""
 
 
 @dataclass(frozen=True)

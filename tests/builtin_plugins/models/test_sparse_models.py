@@ -29,6 +29,9 @@ HUNYUAN = "HYV4ForCausalLM"
 V4 = "DeepseekV4ForCausalLM"
 AXK2 = "AXK2ForCausalLM"
 DOTS = "Dots3NoteForCausalLM"
+LARGE4 = "MistralLarge4ForCausalLM"
+PREEMPTING = {V4: 126, LARGE4: 120}
+"""Blocks that preempt architectures with several pools."""
 TOP_K = 20
 """`index_topk` of the tiny checkpoints; V4's is a number of compressed keys."""
 LENGTHS = (60, 91, 75, 19, 3)
@@ -78,6 +81,7 @@ FAST: dict[str, tuple[str, ...]] = {
     V4: (*ALWAYS[1:], "2 ranks"),
     AXK2: (),
     DOTS: (),
+    LARGE4: ("drafts at depth 2",),
 }
 """Ways that run in every run, by architecture."""
 
@@ -92,7 +96,8 @@ def expected(
     def look_up(architecture: str) -> list[Expected]:
         if architecture not in known:
             model = by_transformers(checkpoint(architecture))
-            assert model.config.index_topk == (5 if architecture == V4 else TOP_K)
+            top_k = model.config.get_text_config().index_topk
+            assert top_k == (5 if architecture == V4 else TOP_K)
             known[architecture] = [expect(model, length, repeats=True) for length in LENGTHS]
         return known[architecture]
 
@@ -119,8 +124,8 @@ def test_contexts_beyond_index_topk_equal_transformers(
 ) -> None:
     cases = expected(architecture)
     settings = dict(WAYS[way])
-    if architecture == V4 and way == "preemption":
-        settings["num_gpu_blocks_override"] = 126  # of five pools; 122 to 130 preempt once
+    if way == "preemption" and architecture in PREEMPTING:
+        settings["num_gpu_blocks_override"] = PREEMPTING[architecture]
     with open_engine(checkpoint(architecture), **settings) as llm:
         outputs = run(llm, cases)
         assert_equal(outputs, cases)

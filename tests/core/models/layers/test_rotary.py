@@ -72,6 +72,13 @@ def test_rotary_table_holds_cosines_then_sines() -> None:
     torch.testing.assert_close(table, torch.cat((angles.cos(), angles.sin()), -1))
 
 
+def test_learned_factors_change_the_frequencies() -> None:
+    logarithms = torch.tensor([0.5, -1.0])
+    table = cos_sin_table(RopeSpec(size=4, theta=100.0, learned=True), 3, logarithms)
+    angles = torch.arange(3)[:, None] * torch.tensor([1.0, 0.1]) * logarithms.exp()
+    torch.testing.assert_close(table, torch.cat((angles.cos(), angles.sin()), -1))
+
+
 SECTIONED = {
     "consecutive": (Qwen2VLTextConfig, Qwen2VLRotaryEmbedding, [2, 3, 3], False),
     "interleaved": (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding, [4, 2, 2], True),

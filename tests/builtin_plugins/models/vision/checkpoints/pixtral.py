@@ -8,6 +8,7 @@ from typing import Any, Final
 import transformers
 
 from builtin_plugins.input_processors.transformers.pixtral import PixtralProcessor
+from core.testing.published.references import MISTRAL_LARGE4
 from tests.builtin_plugins.models.vision.checkpoints.common import (
     IMAGE,
     TEMPLATE,
@@ -27,6 +28,9 @@ PIXTRAL: Final = {
     "patch_size": 4,
 }
 TOKENS: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+SIZES: Final = ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "index_head_dim")
+WHOLE_PANELS: Final = dict.fromkeys(SIZES, 64)
+"""Sizes of latents whose packed weights are whole panels of 64 rows."""
 NAMED: Final = {
     "image_token": "[IMG]",
     "image_break_token": "[IMG_BREAK]",
@@ -79,6 +83,20 @@ def mistral3(folder: Path) -> None:
     _save(transformers.Mistral3ForConditionalGeneration(config), processor, folder)
 
 
+def mistral_large4(folder: Path) -> None:
+    """Mistral Large 4: the layers of the text share latents; published tensor names."""
+    own = tokenizer(TOKENS)
+    config = transformers.MistralLarge4Config(
+        vision_config=dict(PIXTRAL),
+        text_config={**MISTRAL_LARGE4, **WHOLE_PANELS, "vocab_size": TEXT["vocab_size"]},
+        image_token_index=own.convert_tokens_to_ids("[IMG]"),
+    )
+    processor = PixtralProcessor(
+        image_processor=_image_processor(4), tokenizer=own, patch_size=4, spatial_merge_size=2
+    )
+    _save(transformers.MistralLarge4ForConditionalGeneration(config), processor, folder)
+
+
 def lighton_ocr(folder: Path) -> None:
     """LightOnOCR: Qwen3, and no tokens for lines; embeddings and head are tied."""
     own = tokenizer(TOKENS, extra_special_tokens=NAMED)
@@ -98,5 +116,6 @@ def lighton_ocr(folder: Path) -> None:
 MODELS: Final = {
     "lighton_ocr": VisionModel(lighton_ocr, "[IMG]"),
     "mistral3": VisionModel(mistral3, "[IMG]", two_ranks=True),
+    "mistral_large4": VisionModel(mistral_large4, "[IMG]"),
     "pixtral": VisionModel(pixtral, "[IMG]"),
 }
