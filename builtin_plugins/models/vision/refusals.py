@@ -23,6 +23,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "GitForCausalLM": "its image comes before its text, not in the prompt",
         "Granite4VisionForConditionalGeneration": "its tower adds to layers chosen by the config",
         "IdeficsForVisionText2Text": CROSS_ATTENTION,
+        "InklingForConditionalGeneration": "transformers cannot make its tower: sizes are tensors",
         "InstructBlipForConditionalGeneration": "its tower reads the text of the prompt, too",
         "InstructBlipVideoForConditionalGeneration": "it reads videos",
         "Kosmos2ForConditionalGeneration": "a mask, and no token, tells where its images are",
@@ -43,7 +44,6 @@ REFUSED_MARKS: Final = {
     "deepstack": "its tower adds to several layers in a way that is not known",
 }
 """Texts in a model's source that tell what only an entry in `FAMILIES` can vouch for."""
-
 TIMM_TYPES: Final = ("timm_wrapper", "gemma3n_vision")
 """Model types of towers that timm has: without it, transformers cannot even read their configs."""
 
