@@ -66,7 +66,7 @@ class Step3p7ImageProcessorPil(PilBackend):
             whole, cropped, side, columns, rows, is_padded = plan
             if is_padded:
                 longest = max(width, height)
-                check_area(longest, longest)
+                check_area(longest, longest, height * width)
                 image = np.pad(image, ((0, 0), (0, longest - height), (0, longest - width)))
             view = self.resize(image, SizeDict(height=whole[1], width=whole[0]), resample=resample)
             square = SizeDict(height=size.height, width=size.height)

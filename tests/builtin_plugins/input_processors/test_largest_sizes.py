@@ -16,7 +16,11 @@ import transformers
 from PIL import Image
 
 from builtin_plugins.input_processors.contract import ITEM
-from builtin_plugins.input_processors.transformers.largest_sizes import MAX_PIXELS, bound_sizes
+from builtin_plugins.input_processors.transformers.largest_sizes import (
+    MAX_PIXELS,
+    bound_sizes,
+    check_area,
+)
 from builtin_plugins.input_processors.transformers.processor import TransformersProcessor
 from builtin_plugins.input_processors.transformers.step3p7 import Step3p7ImageProcessorPil
 from core.api import EngineConfig, InvalidRequest
@@ -49,7 +53,7 @@ def test_thousands_of_windows_are_refused() -> None:
         Step3p7ImageProcessorPil()(images=[Image.new("RGB", (90_000, 33))], return_tensors="np")
 
 
-@pytest.mark.parametrize("size", [(640, 480), (1500, 30), (7, 900)])
+@pytest.mark.parametrize("size", [(640, 480), (1500, 30), (20, 900)])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_other_images_are_processed_as_before(name: str, size: tuple[int, int]) -> None:
     image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), np.uint8))
@@ -60,6 +64,12 @@ def test_other_images_are_processed_as_before(name: str, size: tuple[int, int]) 
         for each in (bounded, PUBLISHED[name]())
     )
     assert np.array_equal(found, expected)
+
+
+def test_large_photo_may_be_padded() -> None:
+    check_area(8064, 8064, 8064 * 6048)
+    with pytest.raises(ValueError, match="8064 x 8064 of it"):
+        check_area(8064, 8064, 8064 * 16)
 
 
 def test_refusal_names_the_item(tmp_path: Path) -> None:
