@@ -7,14 +7,14 @@ import dataclasses
 import json
 import sys
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from core.api import ConfigError, Entry, SamplingParams, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core import LLM, PromptType
+    from core import LLM, PromptType, TokensPrompt
     from core.api import CommandContext, EngineConfig, RequestOutput
 
 SAMPLING = (
@@ -110,7 +110,7 @@ class Generate:
             is_chat = not context.args.raw and _has_chat_template(llm, context.config)
             if is_chat and sys.stderr.isatty():
                 print(CHAT_NOTE, file=sys.stderr)
-            ready = _rendered(llm, prompts) if is_chat else prompts
+            ready: Sequence[PromptType] = _rendered(llm, prompts) if is_chat else prompts
             if context.args.json or context.args.no_stream or len(prompts) > 1:
                 outputs = llm.generate(ready, sampling, use_tqdm=False)
                 for prompt, output in zip(prompts, outputs, strict=True):
@@ -143,9 +143,10 @@ def _has_chat_template(llm: LLM, config: EngineConfig) -> bool:
     return tokenizer is not None and bool(config.model.chat_template or tokenizer.chat_template)
 
 
-def _rendered(llm: LLM, prompts: Sequence[str]) -> list[dict[str, Any]]:
+def _rendered(llm: LLM, prompts: Sequence[str]) -> list[PromptType]:
     """Return the token prompts of conversations of one user message each."""
-    return llm.preprocess_chat([[{"role": "user", "content": prompt}] for prompt in prompts])
+    conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return [cast("TokensPrompt", prompt) for prompt in llm.preprocess_chat(conversations)]
 
 
 def _stream(llm: LLM, prompt: PromptType, sampling: SamplingParams) -> RequestOutput:

@@ -9,8 +9,9 @@ from typing import Any
 
 from core.errors import ModelError
 from core.model_spec.attention import IndexerSpec, LatentAttentionSpec, NormSpec
+from core.model_spec.config_fields import items_of
 from core.model_spec.decoder import DecoderSpec, mtp_layer
-from core.model_spec.facts import ModelFacts, items_of
+from core.model_spec.facts import ModelFacts
 from core.model_spec.layer import MlpSpec, MoeSpec, pre_norm_layer
 from core.model_spec.names import WeightNames
 

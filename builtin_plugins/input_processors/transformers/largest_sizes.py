@@ -18,8 +18,8 @@ MAX_FACTOR: Final = 16
 
 def bound_sizes(image_processor: Any) -> None:
     """Let an image processor raise `ValueError` before it makes an image too large."""
-    resize = getattr(image_processor, "resize", None)
-    pad = getattr(image_processor, "pad_to_square", None)
+    resize: Any = getattr(image_processor, "resize", None)
+    pad: Any = getattr(image_processor, "pad_to_square", None)
 
     def bounded_resize(image: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
         is_last = kwargs.get("input_data_format") == ChannelDimension.LAST

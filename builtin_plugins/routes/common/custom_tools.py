@@ -87,8 +87,8 @@ def add_function_piece(calls: dict[int, dict[str, Any]], piece: CallBegun | Argu
     """Add a piece of a function's call to the calls of a message or of a chunk's delta."""
     match piece:
         case CallBegun(index, name, call_id):
-            call = {"index": index, "id": call_id, "type": "function"}
-            calls[index] = call | {"function": {"name": name, "arguments": ""}}
+            function = {"name": name, "arguments": ""}
+            calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
         case ArgumentsPiece(index, text):
             call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
             call["function"]["arguments"] += text

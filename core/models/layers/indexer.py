@@ -51,6 +51,7 @@ class Indexer(nn.Module):
         self.selected: torch.Tensor | None = None
         """Selection of the current step, for the layers that share it."""
         norm = NormSpec("layer", eps=spec.norm_eps, bias=True)
+        self.reads_input = spec.reads_input
         own = norm if spec.reads_input else None
         name = f"{prefix}.q_input_norm"
         self.query_norm = optional_norm(own, query_rank, context, weights, name)

@@ -224,7 +224,7 @@ class LatentAttention(nn.Module):
         """Return queries [n, heads, head_size] and keys [n, 1, head_size] for the cache."""
         spec = self.spec
         assert self.latent_norm is not None, "the layer owns its latents"
-        latent, shared = down.split([spec.rank, spec.shared_size], dim=-1)
+        latent, shared = down[:, : spec.rank], down[:, spec.rank :]
         if self._latent_rows is not None and self.adapter is None:
             assert self._rotary is not None, "keys are rotated"
             query = latent.new_empty(len(latent), self.heads, spec.head_size)
@@ -292,7 +292,7 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor | None:
         """Return the positions to attend to, by this layer's indexer or an earlier one."""
         if self.indexer is not None:
-            read = x if self.spec.indexer.reads_input else query_latent
+            read = x if self.indexer.reads_input else query_latent
             return self.indexer(x, read, positions, plan)  # type: ignore[no-any-return]
         assert self.indexer_source is not None, "the layer has no indexer"
         return self.indexer_source.selected

@@ -238,7 +238,7 @@ def mistral_large4() -> Any:
     """Return a Mistral Large 4 with the smallest tower there is."""
     tower = {"model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "patch_size": 4}
     tower |= {"num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8}
-    config = transformers.MistralLarge4Config(
+    config: Any = transformers.MistralLarge4Config(
         text_config=deepcopy(MISTRAL_LARGE4), vision_config=tower
     )
     config._attn_implementation = "eager"
