@@ -1,7 +1,7 @@
 """Lets `subprocess` start the engine's processes by fork, where that equals a new Python.
 
 A start of `engine serve` imports torch and the web framework in three processes, which takes longer
-than all that most tests do with the server. Tests of what a start takes or imports use the fixture
+than all that a test does with the server. Tests of what a start takes or imports use the fixture
 `new_interpreters`; with the option of that name, as in `make test-all`, nothing is forked.
 """
 

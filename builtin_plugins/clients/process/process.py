@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_THRESHOLD: Final = 100_000
-"""Allocations between two garbage collections during the start, whose imports leave no garbage."""
+"""Allocations between two garbage collections during the start: its imports leave no garbage."""
 
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from core.api import ConfigError, Registry
 
 START_THRESHOLD: Final = 100_000
-"""Allocations between two garbage collections during the start, whose imports leave no garbage."""
+"""Allocations between two garbage collections during the start: its imports leave no garbage."""
 
 
 def serve(

@@ -40,7 +40,7 @@ PLAN = Plan(steps=6, step_items=6, warm_up=2)
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_tokenizer():
-    """A tokenizer of a hundred conversations: the merges of fifteen thousand take most of a run."""
+    """A tokenizer of a hundred conversations: fifteen thousand take longer than a run."""
     few = partial(train_tokenizer, steps=2, step_items=50)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("examples.demo_model.train.train_tokenizer", few)
