@@ -76,20 +76,17 @@ def expect(model: Any, length: int, *, repeats: bool = False) -> Expected:
         drawn = -(-length // 2) if repeats else length
         prompt = torch.randint(0, VOCAB - 3, (drawn,), generator=generator).tolist()
         prompt = (prompt * 2)[:length]
-        of_prompt = model(torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
+        of_prompt = model(torch.tensor([prompt]), use_cache=False).logits[0]
+        logits = of_prompt[-1]
         tokens = list(prompt)
-        gaps = []
-        logprobs = []
-        for _ in range(NUM_GENERATED):
-            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-            best = logits.topk(2).values
-            gaps.append(float(best[0] - best[1]))
+        logprobs: list[float] = []
+        while (best := logits.topk(2).values)[0] - best[1] >= GAP:
             tokens.append(int(logits.argmax()))
             logprobs.append(float(logits.log_softmax(-1)[tokens[-1]]))
-        if min(gaps) < GAP:
-            continue
-        chosen = of_prompt[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
-        return Expected(prompt, tokens[length:], logprobs, chosen)
+            if len(logprobs) == NUM_GENERATED:
+                given = of_prompt[:-1].log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])
+                return Expected(prompt, tokens[length:], logprobs, given[:, 0].tolist())
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
     raise AssertionError("no prompt without a tie was found")
 
 
