@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def imported(module: str, file: Path) -> Iterator[tuple[str, str | None]]:
             yield from ((base, alias.name) for alias in node.names)
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return which modules each module imports."""
     known = modules()
