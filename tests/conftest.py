@@ -71,7 +71,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # `TRITON_INTERPRET=0` is for tests on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-
 forking.install()
 
 # How long an example takes says how busy the machine is.

@@ -36,7 +36,12 @@ class ForkServer:
         self.is_enabled = True
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._variables: dict[str, str] = {}
+        self.set_environment(os.environ)
+
+    def set_environment(self, environment: Mapping[str, str]) -> None:
+        """Set the fork server's variables; at its start a test may have changed the process's."""
+        self._environment = dict(environment)
+        self._variables = read_at_import(environment)
 
     def fork(self, call: Mapping[str, Any]) -> int | None:
         """Return the pid of a forked process; None if a new Python must be started.
@@ -45,13 +50,12 @@ class ForkServer:
         """
         command = call["args"]
         environment = dict(os.environ if call["env"] is None else call["env"])
-        variables = self._variables or read_at_import(os.environ)
         if not (
             self.is_enabled
             and isinstance(command, list | tuple)
             and all(isinstance(word, str) for word in command)
             and _is_plain(call)
-            and can_fork(command, environment, variables)
+            and can_fork(command, environment, self._variables)
         ):
             return None
         files = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
@@ -81,7 +85,6 @@ class ForkServer:
                 self._process = None
 
     def _open(self) -> None:
-        self._variables = read_at_import(os.environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         room = "-" * MAX_COMMAND_BYTES  # for the command lines of its forks
@@ -89,6 +92,7 @@ class ForkServer:
             [sys.executable, "-P", fork_server.__file__, str(theirs.fileno()), room],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            env=self._environment,
             pass_fds=(theirs.fileno(),),
         )
         theirs.close()
@@ -135,6 +139,7 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def install() -> None:
-    """Let `subprocess` fork from now on."""
+    """Let `subprocess` fork from now on, with this process's variables."""
     if sys.platform == "linux":
+        SERVER.set_environment(os.environ)
         subprocess.Popen = ForkingPopen  # type: ignore[misc]

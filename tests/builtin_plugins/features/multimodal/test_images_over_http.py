@@ -24,7 +24,7 @@ from tests.builtin_plugins.models.vision.checkpoints import MODELS
 from tests.served import served
 from tests.timeouts import TIMEOUT_S
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_interpreters")]
 
 PICTURE = picture((40, 30))
 OTHER = picture((30, 40), colour=(0, 90, 200))

@@ -100,6 +100,7 @@ def test_refusal_within_an_output_fails_answer_and_stream(client: openai.OpenAI)
     complete(client, "quick")
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_api_process_loads_neither_torch_nor_a_grammar_library() -> None:
     others = set(children(os.getpid()))
     with served("scripted:", "--max-model-len", "512", f"{CONFIG}warm_up", "true") as client:
