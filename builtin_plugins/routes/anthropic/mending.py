@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any, Final
 
 from builtin_plugins.output_parsers.api import call_arguments
@@ -10,6 +11,7 @@ from builtin_plugins.routes.common.mending import (
     LeftOut,
     Object,
     as_text,
+    mend_each,
     mend_parts,
     without_nulls,
 )
@@ -37,30 +39,22 @@ def mend_messages(body: Object, left_out: LeftOut) -> None:
     """Mend all messages but the last, every tool result, and the system blocks."""
     if "system" in body:
         body["system"] = mend_parts(body["system"], "system", left_out, _read_text)
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return
-    found: list[Any] = []
-    for index, message in enumerate(messages):
-        path = f"messages.{index}"
-        is_last = index == len(messages) - 1
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in _ROLES:
-            if is_last:
-                found.append(message)
-            else:
-                left_out.note(path)
-            continue
-        content = message.get("content")
-        content = "" if content is None else content
-        reader = _Blocks(_ROLES[role], f"{path}.content", left_out)
-        if not is_last:
-            content = mend_parts(content, reader.path, left_out, reader.read)
-        elif isinstance(content, list):
-            content = [reader.read_last(block, i) for i, block in enumerate(content)]
-            content = [block for block in content if block is not None]
-        found.append({**message, "role": _ROLES[role], "content": content})
-    body["messages"] = found
+    mend_each(body, left_out, partial(_mended, left_out))
+
+
+def _mended(left_out: LeftOut, message: Object, path: str, is_last: bool) -> Object | None:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        return None
+    content = message.get("content")
+    content = "" if content is None else content
+    reader = _Blocks(_ROLES[role], f"{path}.content", left_out)
+    if not is_last:
+        content = mend_parts(content, reader.path, left_out, reader.read)
+    elif isinstance(content, list):
+        content = [reader.read_last(block, i) for i, block in enumerate(content)]
+        content = [block for block in content if block is not None]
+    return {**message, "role": _ROLES[role], "content": content}
 
 
 class _Blocks:
@@ -118,7 +112,7 @@ class _Blocks:
             self._left_out,
             _read_result,
             keeps=("image",) if self._takes_images else (),
-            says_so=True,
+            with_placeholder=True,
         )
         return {**block, "content": content, "is_error": bool(block.get("is_error"))}
 

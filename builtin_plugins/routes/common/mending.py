@@ -45,6 +45,31 @@ def as_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
+def mend_each(
+    body: Object, left_out: LeftOut, mend: Callable[[Object, str, bool], Object | None]
+) -> None:
+    """Mend the messages of a body one by one.
+
+    `mend` gets a message, its path and whether it is the last one; None: it cannot be read. Then
+    the last message stays as it is, to be checked, and an earlier one is left out.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return
+    found: list[Any] = []
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        is_last = index == len(messages) - 1
+        mended = mend(message, path, is_last) if isinstance(message, dict) else None
+        if mended is not None:
+            found.append(mended)
+        elif is_last:
+            found.append(message)
+        else:
+            left_out.note(path)
+    body["messages"] = found
+
+
 def mend_parts(
     content: Any,
     path: str,
@@ -53,12 +78,12 @@ def mend_parts(
     *,
     text_type: str = "text",
     keeps: Collection[str] = (),
-    says_so: bool = False,
+    with_placeholder: bool = False,
 ) -> Any:
     """Return the content of an earlier message with readable parts only.
 
     `reads` returns a part as it can be read, or None. Parts of the types `keeps` stay.
-    `says_so`: a text stands in for what is left out, because the model waits for it.
+    `with_placeholder`: a text takes the place of what is left out, since the model waits for it.
     """
     if content is None or isinstance(content, str):
         return content
@@ -74,7 +99,7 @@ def mend_parts(
             found.append(read)
             continue
         left_out.note(f"{path}.{index}")
-        if says_so:
+        if with_placeholder:
             kind = part.get("type")
             text = f"[a part of type {as_text(kind)[:80]} is left out: this model reads text]"
             found.append({"type": text_type, "text": text})

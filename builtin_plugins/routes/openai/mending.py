@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from builtin_plugins.routes.common.media_parts import IMAGE_PARTS
@@ -10,6 +11,7 @@ from builtin_plugins.routes.common.mending import (
     LeftOut,
     Object,
     as_text,
+    mend_each,
     mend_parts,
     without_nulls,
 )
@@ -17,24 +19,12 @@ from builtin_plugins.routes.common.mending import (
 
 def mend_messages(body: Object, left_out: LeftOut) -> None:
     """Mend all messages but the last, and every tool result."""
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return
-    found: list[Any] = []
-    for index, message in enumerate(messages):
-        path = f"messages.{index}"
-        is_last = index == len(messages) - 1
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            if is_last:
-                found.append(message)
-            else:
-                left_out.note(path)
-            continue
-        found.append(_mended(message, path, left_out, is_last=is_last))
-    body["messages"] = found
+    mend_each(body, left_out, partial(_mended, left_out))
 
 
-def _mended(message: Object, path: str, left_out: LeftOut, *, is_last: bool) -> Object:
+def _mended(left_out: LeftOut, message: Object, path: str, is_last: bool) -> Object | None:
+    if not isinstance(message.get("role"), str):
+        return None
     found = without_nulls(message, keep=("content",))
     if found["role"] == "function":  # OpenAI's former name
         found["role"] = "tool"
@@ -49,7 +39,7 @@ def _mended(message: Object, path: str, left_out: LeftOut, *, is_last: bool) -> 
             left_out,
             _read_part,
             keeps=IMAGE_PARTS if "image" in left_out.modalities else (),
-            says_so=is_result,
+            with_placeholder=is_result,
         )
     if "tool_calls" in found:
         calls = _calls(found.pop("tool_calls"), f"{path}.tool_calls", left_out)

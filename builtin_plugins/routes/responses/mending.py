@@ -79,7 +79,7 @@ def _read(item: Any, path: str, left_out: LeftOut, *, is_last: bool) -> Any:
             left_out,
             _read_part,
             keeps=_images(left_out),
-            says_so=True,
+            with_placeholder=True,
         )
         return found
     if kind in _CALLS and found.get("name"):
