@@ -20,8 +20,8 @@ from core.model_spec.attention import BlockIndexerSpec, PooledIndexerSpec
 from core.model_spec.kv import IndexKeys
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
+from core.models.layers.query_batches import Queries
 from core.models.layers.sparse_attention import (
-    LongQueries,
     LongQueriesPlan,
     SparsePlan,
     slots_of,
@@ -176,8 +176,7 @@ class BlockIndexPlan(LongQueriesPlan):
         self._write(key, cache)
         found = []
         for long in self._long:
-            length = long.position + long.end - long.start
-            count = length // spec.block_size
+            count = long.length // spec.block_size
             positions = torch.arange(count * spec.block_size, device=query.device)
             table = self._inputs.block_table[long.sequence : long.sequence + 1]
             slots = slots_of(table, positions[None], self._inputs.block_size)[0]
@@ -196,7 +195,7 @@ class BlockIndexPlan(LongQueriesPlan):
         return torch.cat(found) if found else None
 
     def _blocks_of(
-        self, long: LongQueries, query: torch.Tensor, cache: torch.Tensor, spec: BlockIndexerSpec
+        self, long: Queries, query: torch.Tensor, cache: torch.Tensor, spec: BlockIndexerSpec
     ) -> torch.Tensor:
         """Return the blocks of one sequence's long queries."""
         size = spec.block_size

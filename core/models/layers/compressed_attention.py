@@ -16,16 +16,16 @@ from core.model_spec.kv import IndexKeys, SlidingRows
 from core.models.layers.compressor import Compressor
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm
+from core.models.layers.query_batches import SeenRows
 from core.models.layers.weights import WeightMap, assign_weight, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
     from core.model_spec.compressed import CompressedAttentionSpec, SelectorSpec
     from core.models.layers.positions import Rotary
-    from core.models.layers.row_cache import Queries, RowsPlan
+    from core.models.layers.query_batches import QueryBatch
+    from core.models.layers.row_cache import RowsPlan
 
-MAX_SCORES: Final = 1 << 23
-"""Maximum scores in memory at a time."""
 MIN_BLOCK_SIZE: Final = 16
 """Smallest block of compressed keys, in tokens."""
 
@@ -156,60 +156,57 @@ class CompressedAttention(nn.Module):
         plan: RowsPlan,
         compressed_plan: RowsPlan | None,
     ) -> torch.Tensor:
-        """Return the output of all heads; the queries of each sequence are taken in pieces."""
+        """Return the output of all heads; the queries of all sequences are taken in batches."""
+        spec = self.spec
+        index_heads = 0 if selecting is None else selecting[0].shape[1]
+        seen = SeenRows(
+            spec.window,
+            max(self.heads, index_heads),
+            spec.head_size,
+            rate=0 if self.compressed is None else spec.rate,
+            top_k=0 if spec.selector is None else spec.selector.top_k,
+        )
         out = torch.zeros_like(query)
-        for each in plan.sequences:
-            rate = self.spec.rate
-            length = each.position + each.end - each.start
-            widest = self.spec.window + (length // rate if rate else 0)
-            heads = max(self.heads, 0 if selecting is None else selecting[0].shape[1])
-            piece = max(1, MAX_SCORES // (heads * widest))
-            for start in range(each.start, each.end, piece):
-                some = each._replace(
-                    start=start,
-                    end=min(each.end, start + piece),
-                    position=each.position + start - each.start,
-                )
-                found = self._attend_piece(some, query, selecting, plan, compressed_plan)
-                out[some.start : some.end] = found.to(out.dtype)
+        for batch in plan.batches(seen, compressed_plan):
+            found = self._attend_batch(batch, query, selecting, compressed_plan)
+            out[batch.tokens] = found.to(out.dtype)
         return out
 
-    def _attend_piece(
+    def _attend_batch(
         self,
-        some: Queries,
+        batch: QueryBatch,
         query: torch.Tensor,
         selecting: tuple[torch.Tensor, torch.Tensor] | None,
-        plan: RowsPlan,
         compressed_plan: RowsPlan | None,
     ) -> torch.Tensor:
-        """Return the output [n, heads, head_size] of some queries of one sequence, in float32."""
+        """Return the output [s, n, heads, head_size] of a batch of queries, in float32."""
         spec = self.spec
         assert self.cache is not None
-        own = query[some.start : some.end].float() * spec.head_size**-0.5
-        end = some.position + len(own)
-        at = torch.arange(some.position, end, device=query.device)[:, None]
-        oldest = max(0, some.position - spec.window + 1)
-        keys = plan.read(self.cache, some.sequence, oldest, end)[:, : spec.head_size].float()
-        seen = torch.arange(oldest, end, device=query.device)
-        hidden = (seen > at) | (at - seen >= spec.window)
-        scores = [(own @ keys.T).masked_fill(hidden[:, None], float("-inf"))]
+        own = query[batch.tokens].float() * spec.head_size**-0.5
+        keys = self.cache.flatten(0, 1)[batch.slots][..., : spec.head_size].float()
+        hidden = batch.is_hidden[:, :, None]
+        scores = [_products(own, keys.mT).masked_fill(hidden, float("-inf"))]
         values = [keys]
-        if self.compressed is not None and end >= spec.rate:
+        if self.compressed is not None and batch.complete is not None:
             assert compressed_plan is not None
-            piece = None
-            if selecting is not None:
-                piece = (selecting[0][some.start : some.end], selecting[1][some.start : some.end])
-            far, unseen = self.compressed.visible(
-                some.sequence, at[:, 0], end // spec.rate, piece, compressed_plan
-            )
-            found = own @ far.transpose(-1, -2)
-            scores.append(found.masked_fill(unseen[:, None], float("-inf")))
+            far, unseen = self.compressed.visible(batch, selecting, compressed_plan)
+            found = _products(own, far.mT)
+            scores.append(found.masked_fill(unseen[:, :, None], float("-inf")))
             values.append(far)
-        sinks = self.sinks[None, :, None].expand(len(own), -1, 1)
+        sinks = self.sinks[:, None].expand(*own.shape[:3], 1)
         weights = torch.cat([*scores, sinks], dim=-1).softmax(-1)
         parts = torch.split(weights, [*(part.shape[-1] for part in scores), 1], dim=-1)
-        out = parts[0] @ values[0]
-        return out if len(values) == 1 else out + parts[1] @ values[1]
+        out = _products(parts[0], values[0])
+        return out if len(values) == 1 else out + _products(parts[1], values[1])
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a @ b for a [s, n, heads, k], and b [s, k, m] of a sequence or [s, n, k, m] of a
+    query.
+    """
+    if b.dim() == a.dim():
+        return a @ b
+    return torch.unflatten(a.flatten(1, 2) @ b, 1, a.shape[1:3])
 
 
 class CompressedKeys(nn.Module):
@@ -302,32 +299,49 @@ class CompressedKeys(nn.Module):
 
     def visible(
         self,
-        sequence: int,
-        positions: torch.Tensor,
-        count: int,
+        batch: QueryBatch,
         selecting: tuple[torch.Tensor, torch.Tensor] | None,
         plan: RowsPlan,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first `count` keys, and which of them queries at `positions` [n] do not see.
+        """Return compressed keys of a batch, and which of them its queries do not see.
 
-        The keys are [count, head_size] or, where they are selected, [n, top_k, head_size], in
-        float32; the mask is [n, count] or [n, top_k].
+        The keys are [s, k, head_size] or, where they are selected, [s, n, top_k, head_size], in
+        float32; the mask is [s, n, k] or [s, n, top_k].
         """
         assert self.cache is not None
+        size = self.spec.head_size
+        slots = batch.far_slots
+        unseen = batch.is_far_hidden
+        if slots is None or unseen is None:
+            assert selecting is not None
+            assert batch.complete is not None
+            chosen = self._select(batch, selecting, plan)
+            slots = plan.slots(batch.sequences, chosen.flatten(1)).view_as(chosen)
+            unseen = chosen >= batch.complete[..., None]
+        return self.cache.flatten(0, 1)[slots][..., :size].float(), unseen
+
+    def _select(
+        self, batch: QueryBatch, selecting: tuple[torch.Tensor, torch.Tensor], plan: RowsPlan
+    ) -> torch.Tensor:
+        """Return the numbers [s, n, top_k] of the keys that each query sees."""
         spec = self.spec
-        complete = (positions + 1) // spec.rate
-        if spec.selector is None or selecting is None or count <= spec.selector.top_k:
-            rows = plan.read(self.cache, sequence, 0, count)
-            unseen = torch.arange(count, device=rows.device) >= complete[:, None]
-            return rows[:, : spec.head_size].float(), unseen
-        table = plan.table(sequence, count)
+        assert self.cache is not None
+        assert batch.complete is not None
+        assert spec.selector is not None
         index_keys = self.cache[..., spec.head_size :]
-        chosen = self._select_tokens(
-            *selecting, index_keys, table, complete, spec.selector.top_k
-        ).long()
-        owners = torch.full_like(positions, sequence)
-        rows = plan.gather(self.cache, owners, chosen)
-        return rows[..., : spec.head_size].float(), chosen >= complete[:, None]
+        query, head_weights = (part[batch.tokens] for part in selecting)
+        found = [
+            self._select_tokens(
+                query[index],
+                head_weights[index],
+                index_keys,
+                plan.table(each.sequence, each.length // spec.rate),
+                batch.complete[index],
+                spec.selector.top_k,
+            )
+            for index, each in enumerate(batch.members)
+        ]
+        return torch.stack(found).long()
 
 
 class Selector(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,16 +17,15 @@ from core.model_spec.kv import IndexKeys, SlidingRows
 from core.models.layers.convolved_attention import RecentRows
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
+from core.models.layers.query_batches import SeenRows
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
 
 if TYPE_CHECKING:
     from core.contracts.models import BuildContext
     from core.model_spec.parallel import ParallelGroup
     from core.model_spec.relative import RelativeAttentionSpec
-    from core.models.layers.row_cache import Queries, RowsPlan
-
-MAX_SCORES: Final = 1 << 23
-"""Maximum scores in memory at a time."""
+    from core.models.layers.query_batches import QueryBatch
+    from core.models.layers.row_cache import RowsPlan
 
 
 class RowConvolution(nn.Module):
@@ -220,56 +219,49 @@ class RelativeAttention(nn.Module):
     def _attend(
         self, query: torch.Tensor, bias: torch.Tensor, sinks: torch.Tensor | None, plan: RowsPlan
     ) -> torch.Tensor:
-        """Return the output [n, heads * head_size]; queries of a sequence are taken in pieces."""
-        out = query.new_zeros(query.shape[0], self.heads * self.spec.head_size, dtype=torch.float32)
-        for each in plan.sequences:
-            length = each.position + each.end - each.start
-            piece = max(1, MAX_SCORES // (self.heads * max(length, self.spec.extent)))
-            for start in range(each.start, each.end, piece):
-                some = each._replace(
-                    start=start,
-                    end=min(each.end, start + piece),
-                    position=each.position + start - each.start,
-                )
-                own = slice(some.start, some.end)
-                found = None if sinks is None else sinks[own]
-                out[own] = self._attend_piece(some, query[own], bias[own], found, plan)
+        """Return the output [n, heads * head_size]; queries of all sequences are taken in batches,
+        computed in float32.
+        """
+        spec = self.spec
+        width = 2 * self.heads * spec.head_size
+        seen = SeenRows(spec.window, self.heads, width, min_width=spec.extent)
+        out = query.new_zeros(query.shape[0], self.heads * spec.head_size, dtype=torch.float32)
+        for batch in plan.batches(seen):
+            shares, values = self._shares(batch, query, bias, sinks)
+            found = torch.einsum("snhm,smhd->snhd", shares, values)
+            out[batch.tokens] = found.flatten(2)
         return out
 
-    def _attend_piece(
+    def _shares(
         self,
-        some: Queries,
+        batch: QueryBatch,
         query: torch.Tensor,
         bias: torch.Tensor,
         sinks: torch.Tensor | None,
-        plan: RowsPlan,
-    ) -> torch.Tensor:
-        """Return the output [n, heads * head_size] of some queries of one sequence, in float32."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights [s, n, heads, m] and values [s, m, heads, head_size] of a batch."""
         spec = self.spec
         assert self.cache is not None
-        end = some.position + len(query)
-        at = torch.arange(some.position, end, device=query.device)
-        oldest = 0 if spec.window is None else max(0, some.position - spec.window + 1)
-        rows = plan.read(self.cache, some.sequence, oldest, end).float()
-        keys, values = torch.unflatten(rows, 1, (2, spec.kv_heads, -1))[:, :, self._kv_of].unbind(1)
-        scores = torch.einsum("nhd,mhd->nhm", query.float() * spec.scale, keys)
-        distance = at[:, None] - torch.arange(oldest, end, device=query.device)
-        biases = bias.float() @ self.profiles.float()
-        index = distance.clamp(0, spec.extent - 1)[:, None].expand_as(scores)
+        rows = self.cache.flatten(0, 1)[batch.slots].float()
+        split = torch.unflatten(rows, 2, (2, spec.kv_heads, -1))
+        keys, values = split[:, :, :, self._kv_of].unbind(2)
+        own = query[batch.tokens].float() * spec.scale
+        scores = torch.einsum("snhd,smhd->snhm", own, keys)
+        distance = batch.distance
+        biases = bias[batch.tokens].float() @ self.profiles.float()
+        index = distance.clamp(0, spec.extent - 1)[:, :, None].expand_as(scores)
         is_far = (distance < 0) | (distance >= spec.extent)
-        scores = scores + biases.gather(-1, index).masked_fill(is_far[:, None], 0.0)
+        scores = scores + biases.gather(-1, index).masked_fill(is_far[:, :, None], 0.0)
         if spec.temperature is not None:
             scale, floor = spec.temperature
-            factor = 1.0 + scale * ((at + 1).float() / floor).clamp(min=1.0).log()
-            scores = scores * factor[:, None, None]
-        hidden = distance < 0
-        if spec.window is not None:
-            hidden = hidden | (distance >= spec.window)
-        scores = scores.masked_fill(hidden[:, None], float("-inf"))
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.float()[..., None]], -1)
-        shares = scores.softmax(-1)[..., : len(values)]
-        return torch.einsum("nhm,mhd->nhd", shares, values).flatten(1)
+            at = (batch.positions + 1).float()
+            factor = 1.0 + scale * (at / floor).clamp(min=1.0).log()
+            scores = scores * factor[..., None, None]
+        scores = scores.masked_fill(batch.is_hidden[:, :, None], float("-inf"))
+        if sinks is None:
+            return scores.softmax(-1), values
+        scores = torch.cat([scores, sinks[batch.tokens].float()[..., None]], -1)
+        return scores.softmax(-1)[..., :-1], values
 
 
 def clipped(x: torch.Tensor, longest: float) -> torch.Tensor:

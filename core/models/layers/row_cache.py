@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
+from core.models.layers.query_batches import Queries, QueryBatch, SeenRows, make_batches
 from core.models.layers.sparse_attention import exact_lengths
 
 if TYPE_CHECKING:
     from core.contracts.attention import AttentionInputs
-
-
-class Queries(NamedTuple):
-    """The tokens of one sequence in a step."""
-
-    sequence: int
-    """Number of the sequence in the step."""
-    start: int
-    """First token of the step."""
-    end: int
-    """Token of the step after the last one."""
-    position: int
-    """Position of the first one."""
 
 
 class RowsPlan:
@@ -57,6 +45,7 @@ class RowsPlan:
         whole = torch.tensor(closing, dtype=torch.int64, device=device).view(-1, 3)
         self.owners, self.positions, self.tokens = whole.unbind(1)
         """Sequence, position and token of the step of each token that completes a row."""
+        self._batches: dict[tuple[SeenRows, RowsPlan | None], list[QueryBatch]] = {}
 
     def write(self, cache: torch.Tensor, rows: torch.Tensor) -> None:
         """Write the rows [n, size] that the tokens of `self.tokens` complete."""
@@ -67,16 +56,26 @@ class RowsPlan:
         """Return the block table of a sequence's first `count` rows."""
         return self._inputs.block_table[sequence, : -(-count // self._rows_per_block)]
 
+    def batches(self, seen: SeenRows, far_plan: RowsPlan | None = None) -> list[QueryBatch]:
+        """Return the queries of the step in batches, made once for all layers that see the same.
+
+        `far_plan`: the group of the earlier rows, of which one holds `seen.rate` tokens.
+        """
+        key = (seen, far_plan)
+        if key not in self._batches:
+            far_slots = None if far_plan is None else far_plan.slots
+            device = self._inputs.block_table.device
+            self._batches[key] = make_batches(self.sequences, seen, self.slots, far_slots, device)
+        return self._batches[key]
+
+    def slots(self, owners: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the slots of rows of sequences [n], by their numbers [n, m]."""
+        size = self._rows_per_block
+        blocks = self._inputs.block_table[owners].gather(1, numbers // size).long()
+        return blocks * size + numbers % size
+
     def gather(
         self, cache: torch.Tensor, owners: torch.Tensor, numbers: torch.Tensor
     ) -> torch.Tensor:
         """Return rows [n, m, size] of sequences [n], by their numbers [n, m]."""
-        size = self._rows_per_block
-        blocks = self._inputs.block_table[owners].gather(1, numbers // size).long()
-        return cache.flatten(0, 1)[blocks * size + numbers % size]
-
-    def read(self, cache: torch.Tensor, sequence: int, first: int, end: int) -> torch.Tensor:
-        """Return the rows of a sequence with the numbers `first` to `end`, without `end`."""
-        numbers = torch.arange(first, end, device=cache.device)[None]
-        owner = torch.tensor([sequence], device=cache.device)
-        return self.gather(cache, owner, numbers)[0]
+        return cache.flatten(0, 1)[self.slots(owners, numbers)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from core.contracts.attention import AttentionInputs
 from core.model_spec.kv import LatentKeys
+from core.models.layers.query_batches import Queries
 
 if TYPE_CHECKING:
     from core.contracts.attention import AttentionBackend
@@ -24,29 +25,14 @@ BLOCK_MULTIPLE: Final = 16
 """Divisor of the block size of gathered latents, for the kernels' tiles."""
 
 
-class LongQueries(NamedTuple):
-    """Consecutive tokens of one sequence that see more than `top_k` tokens."""
-
-    sequence: int
-    """Number of the sequence in the step."""
-    start: int
-    """First token of the step."""
-    end: int
-    """Token of the step after the last one."""
-    position: int
-    """Position of the first one."""
-
-
-def long_queries(
-    query_starts: Sequence[int], lengths: Sequence[int], top_k: int
-) -> list[LongQueries]:
-    """Return the long queries of a step, by sequence."""
+def long_queries(query_starts: Sequence[int], lengths: Sequence[int], top_k: int) -> list[Queries]:
+    """Return the queries of a step that see more than `top_k` tokens, by sequence."""
     found = []
     for sequence, length in enumerate(lengths):
         end = query_starts[sequence + 1]
         position = max(top_k, length - (end - query_starts[sequence]))
         if position < length:
-            found.append(LongQueries(sequence, end - (length - position), end, position))
+            found.append(Queries(sequence, end - (length - position), end, position))
     return found
 
 
@@ -91,8 +77,7 @@ class IndexPlan(LongQueriesPlan):
         inputs = self._inputs
         found = []
         for long, seen in zip(self._long, self._seen, strict=True):
-            length = long.position + long.end - long.start
-            table = inputs.block_table[long.sequence, : -(-length // cache.shape[1])]
+            table = inputs.block_table[long.sequence, : -(-long.length // cache.shape[1])]
             some = slice(long.start, long.end)
             inputs_of_long = (query[some], weights[some], cache, table, seen)
             found.append(self._select_tokens(*inputs_of_long, self._top_k))

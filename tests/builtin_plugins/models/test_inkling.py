@@ -13,7 +13,7 @@ import torch
 
 from core.errors import ConfigError, ModelError
 from core.model_spec.kv import IndexKeys, SlidingRows
-from core.models.layers import relative_attention
+from core.models.layers import query_batches
 from core.testing.checkpoints import VOCAB, make_checkpoint
 from core.testing.one_sequence import Session, read_config
 
@@ -50,7 +50,7 @@ def test_queries_in_pieces_have_the_same_output(
     decoder = load(architecture, checkpoint(architecture))
     ids = list(range(50))
     whole = Session(decoder).step(ids)
-    monkeypatch.setattr(relative_attention, "MAX_SCORES", 8 * 50 * 7)
+    monkeypatch.setattr(query_batches, "MAX_SCORES", 8 * 50 * 7)
     pieces = Session(decoder).step(ids)
     assert (whole - pieces).abs().max() < 1e-4
 
