@@ -56,6 +56,8 @@ READ_AT_IMPORT: Final = (
 """Prefixes of variables that are read while Python starts or modules are imported."""
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MAX_COMMAND_BYTES: Final = 4096
+MAX_REQUEST_BYTES: Final = 1 << 17
+"""A message of a socket is bounded; with more variables a new Python is started."""
 FIRST_TEMPORARY_FD: Final = 512
 
 
@@ -74,6 +76,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], ours: objec
     return (
         command[0] == sys.executable
         and tuple(command[1:4]) in (ENGINE, CHILD)
+        and not any("\0" in word for word in command)
         and len(_line(command)) < MAX_COMMAND_BYTES
         and read_at_import(environment) == ours
     )
@@ -91,7 +94,7 @@ def serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all its pages
     while True:
-        message, files, _, _ = socket.recv_fds(channel, 1 << 20, 64)
+        message, files, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 64)
         if not message:
             return
         reading, writing = os.pipe()

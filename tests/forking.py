@@ -21,7 +21,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tests import fork_server
-from tests.fork_server import MAX_COMMAND_BYTES, can_fork, read_at_import
+from tests.fork_server import (
+    MAX_COMMAND_BYTES,
+    MAX_REQUEST_BYTES,
+    can_fork,
+    read_at_import,
+)
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _Popen: Final = subprocess.Popen
@@ -71,10 +76,13 @@ class ForkServer:
             "session": bool(call["start_new_session"]),
             "group": call["process_group"],
         }
+        message = json.dumps(request).encode()
+        if len(message) > MAX_REQUEST_BYTES:
+            return None
         with self._lock:
             if self._process is None:
                 self._open()
-            return self._send(json.dumps(request).encode(), list(files.values()))
+            return self._send(message, list(files.values()))
 
     def close(self) -> None:
         """End the fork server; the processes that it forked stay."""
