@@ -1,4 +1,4 @@
-"""A process that has imported what the engine needs, and forks the engine's processes from it.
+"""A process that has imported the engine and its plugins, and forks the engine's processes from it.
 
 Run by `tests.forking`. A fork has the parent, arguments, environment, descriptors and process group
 of the process it stands for; all but the imports runs as in a new Python.
@@ -51,7 +51,7 @@ READ_AT_IMPORT: Final = (
         "HUGGING",
         "TRANSFORMERS_",
     ),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "CUDA_", "TRITON_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "CUDA_", "TRITON_"),
 )
 """Prefixes of variables that are read while Python starts or modules are imported."""
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -90,6 +90,8 @@ def serve(channel: socket.socket) -> None:
     """Fork on request, until the other end is closed."""
     for module in IMPORTED:
         importlib.import_module(module)
+    for plugin in sys.modules["core.plugin"].make_plan().plugins:
+        importlib.import_module(plugin.target)
     os.posix_spawn = _SpawnByFork(os.posix_spawn)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all its pages

@@ -78,6 +78,8 @@ def test_process_has_its_own_command_line_folder_and_group(tmp_path: Path) -> No
 def test_variables_that_imports_read_need_a_new_python() -> None:
     ours = fork_server.read_at_import(os.environ)
     assert fork_server.can_fork(engine(), {**os.environ, "ENGINE_API_KEY": "k"}, ours)
+    # set by an import of transformers, and not read before something is compiled
+    assert fork_server.can_fork(engine(), {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "c"}, ours)
     assert not fork_server.can_fork(engine(), {**os.environ, "OMP_NUM_THREADS": "64"}, ours)
     assert not fork_server.can_fork(engine(), {**os.environ, "LD_PRELOAD": "/x.so"}, ours)
     assert not fork_server.can_fork([sys.executable, "-c", "pass"], os.environ, ours)
