@@ -205,7 +205,7 @@ class _Compiler:
         return found
 
     def _moves(self, pending: frozenset[_Pending]) -> dict[int, list[_Pending]]:
-        """Return where each class of characters leads; most classes lead nowhere."""
+        """Return where classes of characters lead; others lead nowhere."""
         moved: dict[int, list[_Pending]] = {}
         for place, due in pending:
             kind, value, after = self._program.code[place]

@@ -224,7 +224,7 @@ class LatentAttention(nn.Module):
         """Return queries [n, heads, head_size] and keys [n, 1, head_size] for the cache."""
         spec = self.spec
         assert self.latent_norm is not None, "the layer owns its latents"
-        latent, shared = down[:, : spec.rank], down[:, spec.rank :]
+        latent, shared = torch.split(down, [spec.rank, spec.shared_size], dim=-1)
         if self._latent_rows is not None and self.adapter is None:
             assert self._rotary is not None, "keys are rotated"
             query = latent.new_empty(len(latent), self.heads, spec.head_size)

@@ -44,7 +44,7 @@ inline Register split_bytes(Register codes, Register* odd) {
 }
 
 // The E4M3 numbers in one byte of 32-bit lanes times 2^-120: their bits moved to those of float32,
-// whose bias is larger by 120. Those of exponent 0 become subnormal numbers, and NaN 480 * 2^-120.
+// which has a bias larger by 120. Those of exponent 0 become subnormal, and NaN 480 * 2^-120.
 template <int kByte>
 inline __m256 shift_byte(__m256i codes) {
     const __m256i at_top = _mm256_slli_epi32(codes, 24 - 8 * kByte);
