@@ -91,7 +91,8 @@ def serve(channel: socket.socket) -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     for plugin in sys.modules["core.plugin"].make_plan().plugins:
-        importlib.import_module(plugin.target)
+        with contextlib.suppress(Exception):  # a fork reports it
+            importlib.import_module(plugin.target)
     os.posix_spawn = _SpawnByFork(os.posix_spawn)
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all its pages
