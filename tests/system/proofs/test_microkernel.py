@@ -27,10 +27,37 @@ ESSENTIAL = {
 
 RUN = """
 import gc
+import importlib
 import os
 import sys
-import torch  # once for all runs: its import takes longest
 
+def run():
+    from core import LLM, SamplingParams
+    with LLM(
+        "scripted:", max_model_len=256, kv_cache_memory_bytes=1 << 20, log_level="error"
+    ) as llm:
+        params = SamplingParams(max_tokens=40, temperature=0)
+        out = llm.generate("hello there", params, use_tqdm=False)
+    return out[0].outputs[0].text
+
+# Once for all runs: the kernel, torch and what else a run imports, but no builtin.
+reading, writing = os.pipe()
+if os.fork() == 0:
+    run()
+    names = [name for name in sys.modules if not name.startswith(("builtin_plugins", "__m"))]
+    os.write(writing, " ".join(names).encode())
+    os._exit(0)
+os.close(writing)
+names = os.fdopen(reading).read().split()
+os.wait()
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass  # made by another module
+assert not [name for name in sys.modules if name.startswith("builtin_plugins")]
+
+gc.collect()
 gc.freeze()  # keeps shared pages shared
 for name in sys.argv[1:]:
     os.rename(f"builtin_plugins/{name}", "aside")
@@ -45,10 +72,7 @@ else:
 
 for number, stream in ((1, "out"), (2, "err")):
     os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
-from core import LLM, SamplingParams
-with LLM("scripted:", max_model_len=256, kv_cache_memory_bytes=1 << 20, log_level="error") as llm:
-    out = llm.generate("hello there", SamplingParams(max_tokens=40, temperature=0), use_tqdm=False)
-print(out[0].outputs[0].text, flush=True)
+print(run(), flush=True)
 os._exit(0)  # skips the slow teardown of torch
 """
 """Removes one builtin folder at a time and runs the rest in a process of its own."""
