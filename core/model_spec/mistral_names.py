@@ -24,7 +24,7 @@ PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "gate": "mlp.gate",
     }
 )
-"""Parts of a layer besides its MLPs."""
+"""Parts of a layer, without its MLPs."""
 MLPS: Final[Mapping[str, str]] = MappingProxyType(
     {"feed_forward": "mlp", "shared_experts": "mlp.shared_experts"}
 )

@@ -30,7 +30,7 @@ PIXTRAL: Final = {
 TOKENS: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 SIZES: Final = ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "index_head_dim")
 WHOLE_PANELS: Final = dict.fromkeys(SIZES, 64)
-"""Sizes of latents with packed weights of whole panels of 64 rows."""
+"""Sizes of latents that fill whole panels of 64 rows when packed."""
 NAMED: Final = {
     "image_token": "[IMG]",
     "image_break_token": "[IMG_BREAK]",
