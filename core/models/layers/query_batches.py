@@ -93,6 +93,7 @@ class QueryBatch:
     """Queries of several sequences in equal numbers: the last one of each may be repeated."""
 
     members: list[Queries]
+    """One of each sequence."""
     sequences: torch.Tensor
     """[s] number of each sequence in the step."""
     tokens: torch.Tensor
