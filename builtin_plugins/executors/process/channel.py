@@ -128,9 +128,12 @@ class Channel:
         with self._lock:
             if was_closed:
                 return
-            self._out.close(_LINGER_MS)
-            self._in.close(0)
+            self._close_sockets()
         self.hide()
+
+    def _close_sockets(self) -> None:
+        self._out.close(_LINGER_MS)
+        self._in.close(0)
 
 
 def _sockets() -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:

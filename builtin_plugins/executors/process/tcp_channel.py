@@ -189,6 +189,7 @@ class TcpChannel(Channel):
         self._is_attached = False
         self._lost = False
         self._lifeline: threading.Thread | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
 
     @classmethod
     def connect_to(cls, credentials: Credentials, kinds: Any, on_loss: Callable[[], None]) -> Self:
@@ -211,13 +212,14 @@ class TcpChannel(Channel):
 
     def _watch(self, monitor: zmq.Socket[bytes], on_loss: Callable[[], None]) -> None:
         def watch() -> None:
-            with monitor, contextlib.suppress(zmq.ZMQError):
+            with contextlib.suppress(zmq.ZMQError):
                 while not self._closed:
                     if monitor.poll(WATCH_MS) and not self._closed:
                         self._lost = True
                         on_loss()
                         return
 
+        self._monitor = monitor
         self._lifeline = threading.Thread(target=watch, name="lifeline", daemon=True)
         self._lifeline.start()
 
@@ -227,6 +229,14 @@ class TcpChannel(Channel):
         # No other thread may use a socket when the context is destroyed.
         if self._lifeline is not None and self._lifeline is not threading.current_thread():
             self._lifeline.join()
+        if self._monitor is not None:
+            self._monitor.close(0)
+
+    def _close_sockets(self) -> None:
+        # Later events would find no reader. ZeroMQ's thread waits for one, and all sockets for it.
+        if self._monitor is not None:
+            self._in.disable_monitor()
+        super()._close_sockets()
 
     def send(self, message: Any) -> None:
         """Send a struct, or an encoded one as bytes; does nothing after `close`.

@@ -131,6 +131,24 @@ def test_large_message_is_refused_where_it_is_sent(monkeypatch: pytest.MonkeyPat
         channel.send(bytes(1001))
 
 
+def test_events_after_a_loss_block_no_other_channel() -> None:
+    """ZeroMQ's thread waits for the reader of each event, and all sockets wait for the thread."""
+    with listening() as (listener, channel, credentials):
+        lost = threading.Event()
+        parent, theirs = listener.listen(KINDS)
+        with connected(theirs, lost.set) as child:
+            child.send(Hello(1, HOST))
+            receive(parent)
+            parent.close()
+            assert lost.wait(TIMEOUT_S)
+            assert child._lifeline is not None
+            child._lifeline.join()
+            for _ in range(5):
+                child._in.connect(theirs.down)  # nothing listens there: another event
+                assert child._in.poll(20) == 0
+            assert_works(channel, credentials)
+
+
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "0.0.0.0"])
 def test_address_of_no_interface_is_refused_by_name(host: str) -> None:
     with pytest.raises(ConfigError, match=f"--ray-host: got {host}; expected"):
