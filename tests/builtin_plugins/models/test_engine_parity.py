@@ -168,6 +168,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+COMBINED = ("one by one", "drafts", "2 ranks")
+"""Ways that others contain, or that other files have for each kind of layers."""
+
+
 def ways_of_architectures() -> list[Any]:
     """Return every pair; some only run with all tests."""
     return [
@@ -175,7 +179,7 @@ def ways_of_architectures() -> list[Any]:
             name,
             way,
             marks=[]
-            if name in EACH_KIND
+            if (name in EACH_KIND and way not in COMBINED)
             or (way == "batched" and name in TINY)
             or (way == "a budget of 16 tokens" and name in CHUNKED)
             else pytest.mark.slow,
