@@ -116,6 +116,6 @@ def lighton_ocr(folder: Path) -> None:
 MODELS: Final = {
     "lighton_ocr": VisionModel(lighton_ocr, "[IMG]"),
     "mistral3": VisionModel(mistral3, "[IMG]", two_ranks=True),
-    "mistral_large4": VisionModel(mistral_large4, "[IMG]"),
+    "mistral_large4": VisionModel(mistral_large4, "[IMG]", blocks=(26, 30, 34)),
     "pixtral": VisionModel(pixtral, "[IMG]"),
 }
