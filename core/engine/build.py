@@ -50,7 +50,7 @@ def build(
     stage("loading the model")
     make_executor = load(registry, "executors", config.parallel.distributed_executor_backend)
     executor = make_executor(config, registry, source)
-    pending_calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    pending_calls: queue.Queue[tuple[Any, ...]] = queue.Queue()
     # Workers may send messages before there is an engine core.
     executor.on_message = lambda name, data: pending_calls.put(("receive_message", name, data))
     try:

@@ -39,7 +39,7 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        pending_calls: queue.SimpleQueue[tuple[Any, ...]],
+        pending_calls: queue.Queue[tuple[Any, ...]],
         *,
         queue_limits: QueueLimits = NO_LIMITS,
         clock: Callable[[], float] = time.monotonic,

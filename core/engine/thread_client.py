@@ -39,7 +39,7 @@ class ThreadClient:
         self._listener = listener
         self._core: EngineCore
         self._running: Future[Running] = Future()
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.Queue[Command] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._error: BaseException | None = None
         """Exception that ended the loop, if one did."""

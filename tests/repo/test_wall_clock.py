@@ -1,4 +1,6 @@
-"""Only time stamps read the wall clock, which may jump: time limits read the monotonic one."""
+"""Only time stamps read the wall clock, which may jump: time limits read the monotonic one, and
+end.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +36,18 @@ def test_wall_clock_is_read_for_time_stamps_only() -> None:
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in WALL_CLOCKS:
                     found.add(str(path.relative_to(ROOT)))
     assert found <= STAMPS.keys(), "use time.monotonic for durations and time limits"
+
+
+def test_simple_queues_are_read_without_time_limit() -> None:
+    """Once the limit has passed, that of Python 3.11 and 3.12 waits without end; `queue.Queue`
+    does not.
+    """
+    for folder in ("core", "builtin_plugins", "plugins", "kernels", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if "SimpleQueue" not in text:
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    has_limit = any(word.arg == "timeout" for word in node.keywords)
+                    assert not (node.func.attr == "get" and has_limit), (path, node.lineno)

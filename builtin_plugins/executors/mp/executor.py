@@ -124,7 +124,7 @@ class ProcessExecutor:
         self._tensor = parallel.tensor_parallel_size
         self._size = self._tensor * parallel.pipeline_parallel_size
         self._ranks: list[RankProcess] = []
-        self._messages: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._messages: queue.Queue[tuple[int, Any]] = queue.Queue()
         self._encode = msgspec.msgpack.Encoder().encode
         self._fetch = self._encode(FetchResult())
         self._in_flight: deque[int] = deque()

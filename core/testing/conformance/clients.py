@@ -38,7 +38,7 @@ class _Heard:
     """Keeps what a listener hears."""
 
     def __init__(self) -> None:
-        self.deltas: queue.SimpleQueue[RequestDelta] = queue.SimpleQueue()
+        self.deltas: queue.Queue[RequestDelta] = queue.Queue()
         self.started: list[str] = []
         self.listener = Listener(
             self._deliver, None, died=lambda error: None, started=self._started

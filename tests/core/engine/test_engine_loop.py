@@ -125,7 +125,7 @@ def test_batching_window_is_proportional_to_prefill_time():
 
 
 def test_batching_window_starts_requests_in_one_step(monkeypatch):
-    began: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    began: queue.Queue[list[str]] = queue.Queue()
     monkeypatch.setattr(
         EngineCore,
         "batching_window_s",
