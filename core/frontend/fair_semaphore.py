@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,17 +12,22 @@ from contextlib import asynccontextmanager
 class FairSemaphore:
     """An asyncio semaphore that serves waiting clients in turn, each one's
     oldest waiter first.
+
+    `release` may be called from any thread: what holds a slot may outlive the event loop
+    that acquired it.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._free = num_slots
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiters by client; the next client comes first."""
+        self._lock = threading.Lock()
 
     @property
     def num_waiting(self) -> int:
         """Number of waiters."""
-        return sum(map(len, self._waiting.values()))
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
     async def slot(self, client: str = "") -> AsyncGenerator[None]:
@@ -34,37 +40,48 @@ class FairSemaphore:
 
     async def acquire(self, client: str = "") -> None:
         """Wait for a slot; `release` returns it. A cancelled waiter holds none."""
-        if self._free:
-            self._free -= 1
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(waiter)
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(waiter)
         try:
             await waiter
-        except asyncio.CancelledError:
-            if waiter.cancelled():
-                self._forget(client, waiter)
-            else:  # the slot was granted already
+        except BaseException:
+            if not self._forget(client, waiter):  # the slot was granted already
                 self.release()
             raise
 
     def release(self) -> None:
         """Return a slot; the next waiter gets it."""
-        self._free += 1
-        while self._waiting:
-            client = next(iter(self._waiting))
-            queue = self._waiting.pop(client)
-            waiter = queue.popleft()
-            if queue:
-                self._waiting[client] = queue
-            if not waiter.done():  # else its client has left
+        with self._lock:
+            self._free += 1
+            while self._waiting:
+                client = next(iter(self._waiting))
+                queue = self._waiting.pop(client)
+                waiter = queue.popleft()
+                if queue:
+                    self._waiting[client] = queue
+                try:
+                    waiter.get_loop().call_soon_threadsafe(_grant, waiter)
+                except RuntimeError:  # its event loop is closed
+                    continue
                 self._free -= 1
-                waiter.set_result(None)
                 return
 
-    def _forget(self, client: str, waiter: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(client, deque())
-        if waiter in queue:
+    def _forget(self, client: str, waiter: asyncio.Future[None]) -> bool:
+        """Remove a waiter; return False for one that has been granted a slot."""
+        with self._lock:
+            queue = self._waiting.get(client, deque())
+            if waiter not in queue:
+                return False
             queue.remove(waiter)
             if not queue:
                 del self._waiting[client]
+            return True
+
+
+def _grant(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():  # else it was cancelled, and returns the slot itself
+        waiter.set_result(None)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from core.contracts.admission import PendingRequest
 from core.errors import EngineDead, InvalidRequest, public_message
@@ -118,14 +119,21 @@ class OutputStreams:
 
     def deliver_soon(self, outputs: StepOutputs) -> None:
         """Deliver a step's outputs in the event loop."""
-        if outputs and self._event_loop is not None and not self._event_loop.is_closed():
+        if outputs:
             self._undelivered.append(outputs)
-            self._event_loop.call_soon_threadsafe(self._deliver_pending)
+            self._call_soon(self._deliver_pending)
 
     def died_soon(self, error: BaseException) -> None:
         """Fail all readers in the event loop."""
-        if self._event_loop is not None and not self._event_loop.is_closed():
-            self._event_loop.call_soon_threadsafe(self.fail_all, error)
+        self._call_soon(self.fail_all, error)
+
+    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self._event_loop is None:
+            return
+        try:
+            self._event_loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop was closed, and its readers have ended
+            self._undelivered.clear()
 
     def _deliver_pending(self) -> None:
         """Deliver all outputs since the last call, merged per request."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,19 +34,14 @@ class FairThreadPool:
     async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
         """Return the result of `work`, which gets a function that returns True after a cancel."""
         await self._slots.acquire(client)
-        loop = asyncio.get_running_loop()
         cancelled = threading.Event()
-
-        def release(job: Future[Any]) -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(self._slots.release)
-
         try:
             job = self._threads.submit(work, cancelled.is_set)
         except BaseException:  # the thread could not be started
             self._slots.release()
             raise
-        job.add_done_callback(release)
+        # not in `finally`: a cancelled job keeps its thread until it ends
+        job.add_done_callback(lambda job: self._slots.release())
         try:
             return await asyncio.wrap_future(job)
         finally:

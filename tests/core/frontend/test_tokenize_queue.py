@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from core.frontend.fair_semaphore import FairSemaphore
 from core.frontend.text.tokenize_queue import FairThreadPool, PromptReader
 from tests.timeouts import TIMEOUT_S
 
@@ -111,6 +113,64 @@ def test_cancellation_never_leaks_a_slot(seed: int) -> None:
         await until(lambda: pool._slots._free == 2)
 
     asyncio.run(main())
+
+
+def test_job_that_outlives_its_event_loop_returns_its_thread() -> None:
+    """Programs without a server call `asyncio.run` once per request."""
+    pool = FairThreadPool("test", 1)
+    work = Work()
+
+    async def leave() -> None:
+        task = asyncio.create_task(pool.run(work.of("first")))
+        await until(lambda: work.started == ["first"])
+        task.cancel()
+
+    asyncio.run(leave())
+    work.go.release()
+    for i in range(3):
+        assert asyncio.run(asyncio.wait_for(pool.run(lambda stopped, i=i: i), TIMEOUT_S)) == i
+
+
+def test_waiters_of_a_closed_event_loop_hold_no_slot() -> None:
+    slots = FairSemaphore(1)
+
+    async def take() -> None:
+        await slots.acquire()
+
+    asyncio.run(take())
+    closed = asyncio.new_event_loop()
+    waiting = closed.create_task(slots.acquire("left"))
+    closed.run_until_complete(asyncio.sleep(0))
+    assert slots.num_waiting == 1
+    waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+    closed.close()
+    slots.release()
+    asyncio.run(asyncio.wait_for(take(), TIMEOUT_S))
+
+
+def test_slots_pass_between_threads_with_event_loops_of_their_own() -> None:
+    slots = FairSemaphore(2)
+    held = threading.Semaphore(2)
+
+    async def hold(name: str) -> None:
+        for i in range(50):
+            try:
+                async with asyncio.timeout(0 if i % 5 == 0 else TIMEOUT_S), slots.slot(name):
+                    assert held.acquire(blocking=False)
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        held.release()
+            except TimeoutError:
+                pass
+
+    async def several(name: str) -> None:
+        await asyncio.gather(*(hold(name) for _ in range(4)))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: asyncio.run(several(name)), "abcd"))
+    assert slots._free == 2
+    assert slots.num_waiting == 0
 
 
 def test_job_exception_is_raised_to_the_caller() -> None:
