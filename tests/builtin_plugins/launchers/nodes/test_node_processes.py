@@ -15,7 +15,14 @@ from builtin_plugins.executors.api import Credentials, Exit
 from builtin_plugins.launchers.nodes import node as node_module
 from builtin_plugins.launchers.nodes.head import GOOD_END, NodePort
 from core.errors import EngineDead
-from tests.builtin_plugins.launchers.nodes.test_node_refusals import key_file, node, port_of
+from tests.builtin_plugins.launchers.nodes.test_node_refusals import (
+    free_port,
+    head_of,
+    key_file,
+    node,
+    port_of,
+    settings_of,
+)
 from tests.timeouts import TIMEOUT_S
 
 CREDENTIALS = Credentials(up="", down="", parent_key="", public_key="", secret_key="secret")
@@ -151,25 +158,21 @@ def test_node_joins_the_next_engine_of_its_head(
     processes: list[StubProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "REJOIN_S", TIMEOUT_S)
-    from builtin_plugins.executors.api import TcpListener
-    from builtin_plugins.launchers.nodes.keys import read_keys
-
-    with joined(tmp_path) as (port, running, settings):
-        port.launch(1, CREDENTIALS, {})
-        until(lambda: processes)
-        port.close()
-        listener = TcpListener(settings.master_addr)
-        following = NodePort(listener, settings, read_keys(settings.key_file), lambda join: "")
-        try:
+    key = key_file(tmp_path / "key", b"k")
+    settings = settings_of(key, free_port(), node_timeout=TIMEOUT_S)
+    running = Running(settings, key)
+    try:
+        with head_of(settings) as port:
+            port.launch(1, CREDENTIALS, {})
+            until(lambda: processes)
+        with head_of(settings) as following:
             following.launch(1, CREDENTIALS, {})
             until(lambda: len(processes) == 2)
             assert processes[0].end is not None
             assert processes[1].end is None
-        finally:
-            running.node.stop()
-            running.thread.join()
-            following.close()
-            listener.close()
+    finally:
+        running.node.stop()
+        running.thread.join()
 
 
 def test_second_node_of_a_rank_waits_for_the_first_to_leave(

@@ -64,17 +64,26 @@ def settings_of(key: str, port: int, **fields: Any) -> NodeSettings:
 
 
 @contextmanager
-def port_of(
-    key: str, check: Callable[[Join], str] = lambda join: ""
-) -> Iterator[tuple[NodePort, NodeSettings]]:
-    listener = TcpListener(HEAD)
-    settings = settings_of(key, free_port(), node_timeout=TIMEOUT_S)
-    port = NodePort(listener, settings, read_keys(key), check)
+def head_of(
+    settings: NodeSettings, check: Callable[[Join], str] = lambda join: ""
+) -> Iterator[NodePort]:
+    """Its port is free again at the end: a listener's end waits for that of its sockets."""
+    listener = TcpListener(settings.master_addr)
+    port = NodePort(listener, settings, read_keys(settings.key_file), check)
     try:
-        yield port, settings
+        yield port
     finally:
         port.close()
         listener.close()
+
+
+@contextmanager
+def port_of(
+    key: str, check: Callable[[Join], str] = lambda join: ""
+) -> Iterator[tuple[NodePort, NodeSettings]]:
+    settings = settings_of(key, free_port(), node_timeout=TIMEOUT_S)
+    with head_of(settings, check) as port:
+        yield port, settings
 
 
 def node(settings: NodeSettings, key: str) -> Node:
