@@ -20,13 +20,9 @@ SLOW_STEP_S: Final = 60.0
 """Seconds a step may take before its engine is not ready."""
 
 
-def _ignore_stage(name: str) -> None:
-    """Default of `Listener.stage`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Callbacks from the engine; a thread of the client calls them."""
+    """Callbacks from the engine, in a thread of the client."""
 
     deliver: Callable[[StepOutputs], None]
     """Receives the outputs of each step; they are empty when the step
@@ -38,9 +34,9 @@ class Listener:
     """Called once, when the engine has ended and will not be restarted."""
     started: Callable[[list[str], int], None]
     """Receives the ids of requests that enter the batch,
-    and the rank of their engine.
+    and their engine's rank.
     """
-    stage: Callable[[str], None] = _ignore_stage
+    stage: Callable[[str], None] = lambda name: None
     """Receives the name of each start-up stage."""
 
 

@@ -13,8 +13,7 @@ class FairSemaphore:
     """An asyncio semaphore that serves waiting clients in turn, each one's
     oldest waiter first.
 
-    `release` may be called from any thread: what holds a slot may outlive the event loop
-    that acquired it.
+    `release` may be called from any thread, after the event loop of `acquire` too.
     """
 
     def __init__(self, num_slots: int) -> None:

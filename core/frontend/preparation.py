@@ -27,7 +27,7 @@ class RequestPreparer:
 
     def __init__(self, extensions: Extensions) -> None:
         self._preparing = [
-            (blame, each, _names_read(each))
+            (blame, each, KnownNames.collect([each], "keywords", "fields", "prompt_keys").read)
             for blame, each in extensions
             if hasattr(each, "prepare")
         ]
@@ -77,10 +77,6 @@ class RequestPreparer:
                 fields = merge_extra_fields(fields, finished(features))
                 check_extra_fields(fields)
         return fields
-
-
-def _names_read(extension: AdmissionExtension) -> frozenset[str]:
-    return KnownNames.collect([extension], "keywords", "fields", "prompt_keys").read
 
 
 def _applies(extension: AdmissionExtension, names: frozenset[str], request: PendingRequest) -> bool:

@@ -120,7 +120,7 @@ def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
             continue
         inner = typing.get_args(hint)[0]
         parts = [inner]
-        if _is_union(inner):
+        if type(None) in typing.get_args(inner):
             parts = [a for a in typing.get_args(inner) if a is not type(None)]
         kind = parts[0]
         optional = len(parts) < len(typing.get_args(inner) or (inner,))
@@ -134,7 +134,3 @@ def make_checks(catalogue: type) -> tuple[tuple[str, _Check], ...]:
         else:
             checks.append((name, _bias_check(bound)))
     return tuple(checks)
-
-
-def _is_union(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)

@@ -134,7 +134,8 @@ class KnownNames:
                 found[name] = value
                 continue
             known = self.unsupported.get(name, Unsupported(""))
-            if _is_empty(value) or _is_neutral(value, known):
+            is_empty = hasattr(value, "__len__") and len(value) == 0
+            if is_empty or _is_neutral(value, known):
                 continue
             if known.reason:
                 raise InvalidRequest(name, f"{known.reason}.")
@@ -142,10 +143,6 @@ class KnownNames:
             hint = did_you_mean(str(name), candidates)
             raise UnknownKeyword(str(name), f"{what}{hint or '.'}")
         return found
-
-
-def _is_empty(value: Any) -> bool:
-    return hasattr(value, "__len__") and len(value) == 0
 
 
 def _is_neutral(value: Any, known: Unsupported) -> bool:

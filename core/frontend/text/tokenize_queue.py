@@ -48,11 +48,6 @@ class FairThreadPool:
             cancelled.set()
             del job  # its exception holds this frame: a reference cycle
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of jobs that wait for a thread."""
-        return self._slots.num_waiting
-
 
 class PromptReader:
     """Reads prompts of up to `max_tokens` tokens, fairly by `client`."""

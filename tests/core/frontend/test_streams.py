@@ -17,7 +17,7 @@ def test_event_loop_that_closes_meanwhile_does_not_end_the_engine(
     streams = OutputStreams()
     loop = asyncio.new_event_loop()
     loop.close()
-    monkeypatch.setattr(loop, "is_closed", lambda: False)  # it closes after it was asked
+    monkeypatch.setattr(loop, "is_closed", lambda: False)  # it closes after that check
     streams._event_loop = loop
     for i in range(3):
         streams.deliver_soon(StepOutputs(deltas=[RequestDelta(request_id=str(i), token_ids=[1])]))

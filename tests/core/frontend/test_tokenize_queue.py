@@ -45,9 +45,9 @@ def test_client_with_many_jobs_does_not_delay_others() -> None:
         pool = FairThreadPool("test", 1)
         work = Work()
         many = [asyncio.create_task(pool.run(work.of(f"many-{i}"), "many")) for i in range(20)]
-        await until(lambda: pool.num_waiting == 19)
+        await until(lambda: pool._slots.num_waiting == 19)
         few = [asyncio.create_task(pool.run(work.of(name), name)) for name in ("one", "two")]
-        await until(lambda: pool.num_waiting == 21)
+        await until(lambda: pool._slots.num_waiting == 21)
         for _ in range(22):
             work.go.release()
         assert await asyncio.gather(*few, *many) == [
@@ -65,11 +65,11 @@ def test_number_of_running_jobs_is_limited() -> None:
         pool = FairThreadPool("test", 3)
         work = Work()
         tasks = [asyncio.create_task(pool.run(work.of(str(i)))) for i in range(10)]
-        await until(lambda: len(work.started) == 3 and pool.num_waiting == 7)
+        await until(lambda: len(work.started) == 3 and pool._slots.num_waiting == 7)
         for _ in range(10):
             work.go.release()
         await asyncio.gather(*tasks)
-        assert pool.num_waiting == 0
+        assert pool._slots.num_waiting == 0
 
     asyncio.run(main())
 
@@ -79,11 +79,11 @@ def test_cancelled_job_never_starts_or_sees_stopped() -> None:
         pool = FairThreadPool("test", 1)
         work = Work()
         tasks = [asyncio.create_task(pool.run(work.of(str(i)), "a")) for i in range(5)]
-        await until(lambda: work.started == ["0"] and pool.num_waiting == 4)
+        await until(lambda: work.started == ["0"] and pool._slots.num_waiting == 4)
         for task in tasks[:4]:
             task.cancel()
         await asyncio.gather(*tasks[:4], return_exceptions=True)
-        assert pool.num_waiting == 1
+        assert pool._slots.num_waiting == 1
         work.go.release()
         await until(lambda: work.started == ["0", "4"])
         assert work.abandoned == ["0"]

@@ -142,12 +142,12 @@ def test_client_disconnect_aborts_tokenization(served, loop):
             }
             tasks.append(asyncio.create_task(served.app(scope, receive, send)))
         async with asyncio.timeout(TIMEOUT_S):
-            while reader._long_texts.num_waiting < 8:
+            while reader._long_texts._slots.num_waiting < 8:
                 await asyncio.sleep(0.001)
             served.counting.read = 0
             gone.set()
             await asyncio.gather(*tasks)
-        assert reader._long_texts.num_waiting == 0
+        assert reader._long_texts._slots.num_waiting == 0
         go.set()
         await asyncio.gather(*others)
         assert served.counting.read == 0
