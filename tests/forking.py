@@ -30,8 +30,12 @@ from tests.fork_server import (
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _Popen: Final = subprocess.Popen
-_SIGNATURE: Final = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined]
+_EXECUTE: Final = getattr(_Popen, "_execute_child", lambda: None)
+"""A private method: with a Python that has another one, nothing is forked."""
+_SIGNATURE: Final = inspect.signature(_EXECUTE)
 _ENDS: Final = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_NAMES: Final = "args executable preexec_fn close_fds pass_fds cwd env shell umask"
+_READ: Final = {*_ENDS, *_NAMES.split(), "start_new_session", "process_group"}
 
 
 class ForkServer:
@@ -148,6 +152,6 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 def install() -> None:
     """Let `subprocess` fork from now on, with this process's variables."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and _SIGNATURE.parameters.keys() >= _READ:
         SERVER.set_environment(os.environ)
         subprocess.Popen = ForkingPopen  # type: ignore[misc]

@@ -7,6 +7,7 @@ from builtin_plugins.clients.balancing import Balancer
 from builtin_plugins.clients.broker.connection import broker_connection
 from builtin_plugins.clients.moved import previous_engines
 from builtin_plugins.clients.ranks import RANK, local_ranks, ranks_here
+from builtin_plugins.clients.rare_collections import rare_collections
 from builtin_plugins.clients.reading_calls import reading_calls
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "messages",
     "previous_engines",
     "ranks_here",
+    "rare_collections",
     "reading_calls",
 ]
 

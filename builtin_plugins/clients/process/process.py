@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from builtin_plugins.clients.binding import bind_to_share
 from builtin_plugins.clients.process.messages import (
@@ -27,6 +27,7 @@ from builtin_plugins.clients.process.messages import (
 )
 from builtin_plugins.clients.process.resumable import RequestLedger
 from builtin_plugins.clients.process.weights import CALL
+from builtin_plugins.clients.rare_collections import rare_collections
 from builtin_plugins.executors.api import (
     HEARTBEAT_S,
     TICK_S,
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START_THRESHOLD: Final = 100_000
-"""Allocations between two garbage collections during the start: its imports leave no garbage."""
-
 
 def run(start: Start, registry: Registry, channel: ParentChannel) -> None:
     """Run an engine until `Stop`. Raises the error of a failed start or of an engine death."""
@@ -62,8 +60,6 @@ class EngineProcess:
     """
 
     def __init__(self, start: Start, registry: Registry, channel: ParentChannel) -> None:
-        self._gc_thresholds = gc.get_threshold()
-        gc.set_threshold(START_THRESHOLD, *self._gc_thresholds[1:])
         self._channel = channel
         self._stats: StepStats | None = None
         self._ended = threading.Event()
@@ -89,11 +85,11 @@ class EngineProcess:
     def run(self) -> None:
         """Serve calls until `Stop` or an engine death."""
         try:
-            self._running = self._client.wait()
+            with rare_collections():
+                self._running = self._client.wait()
             threading.Thread(target=self._beat, name="beat", daemon=True).start()
             # objects created so far live as long as the engine; exclude them from collections
             gc.freeze()
-            gc.set_threshold(*self._gc_thresholds)
             self._weights = _identity(self._client.call(CALL))
             self._channel.stage("serving")
             self._channel.send(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
+from builtin_plugins.clients.api import rare_collections
 from core.api import ConfigError, Registry
-
-START_THRESHOLD: Final = 100_000
-"""Allocations between two garbage collections during the start: its imports leave no garbage."""
 
 
 def serve(
@@ -39,12 +36,8 @@ def serve(
 
         _check_one_process(config, zip(routes, makers[1:], strict=True))
 
-    gc_thresholds = gc.get_threshold()
-    gc.set_threshold(START_THRESHOLD, *gc_thresholds[1:])
-    try:
+    with rare_collections():
         engine = frontend.from_config(config, registry, meanwhile=load_parts)
-    finally:
-        gc.set_threshold(*gc_thresholds)
     try:
         prepare(engine)
         (make_server, *make_routes) = makers
