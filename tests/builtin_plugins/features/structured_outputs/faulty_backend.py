@@ -1,4 +1,6 @@
-"""A grammar backend that obeys its regex: `slow 20` takes 20 ms per mask."""
+"""A grammar backend that obeys its regex: `slow 20` takes 20 ms per mask, `held FILE` waits until
+there is no such file.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +50,22 @@ class Strange:
         if what == "wait":
             time.sleep(3600)
         held = [bytearray(os.urandom(1 << 20)) for _ in range(4096)] if what == "take" else []
+        if what == "held":
+            return Letters(self, what, 0.0, held, amount)
         return Letters(self, what, float(amount or 0) / 1000, held)
 
 
 class Letters:
     memory_bytes = 1
 
-    def __init__(self, backend: Strange, what: str, amount: float, held: list[bytearray]) -> None:
+    def __init__(
+        self, backend: Strange, what: str, amount: float, held: list[bytearray], file: str = ""
+    ) -> None:
         self.backend = backend
         self.what = what
         self.amount = amount
         self.held = held
+        self.file = file
 
     def start(self) -> Any:
         if self.what == "stateless":
@@ -83,6 +90,8 @@ class State:
         amount = self.letters.amount
         if what in ("slow", "sticky"):
             work(amount)
+        while self.letters.file and os.path.exists(self.letters.file):
+            time.sleep(0.001)
         if self.count >= 3:
             if what == "tires":
                 raise InvalidRequest("structured_outputs", "cannot be held: too many states.")

@@ -78,15 +78,18 @@ def test_slow_masks_change_no_tokens(strange: LLM, mask_messages: list[str]) -> 
     assert "MaskTiming" in mask_messages
 
 
-def test_row_pauses_until_its_mask_is_ready(strange: LLM) -> None:
-    strange.add_request("slow", "abc", under("slow 60"))
+def test_row_pauses_until_its_mask_is_ready(strange: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "held"
+    strange.add_request("slow", "abc", under(f"held {file}"))
     while not any(output.outputs[0].token_ids for output in strange.step()):
         pass
+    file.touch()
     strange.add_request("free", "abc", FREE)
     done: dict[str, RequestOutput] = {}
     while "free" not in done:
         done |= {output.request_id: output for output in strange.step() if output.finished}
     assert "slow" not in done
+    file.unlink()
     while strange.has_unfinished_requests():
         done |= {output.request_id: output for output in strange.step() if output.finished}
     assert len(tokens(done["slow"])) == 12
