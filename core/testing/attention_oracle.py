@@ -25,6 +25,7 @@ from core.model_spec.kv import (
     LatentKeys,
     SlidingWindow,
 )
+from core.models.dtypes import dtype_name
 
 
 def dense_attention(
@@ -297,7 +298,7 @@ class CrossSequences:
         self.block_size = block_size
         self.dtype = dtype
         self._random = torch.Generator().manual_seed(seed)
-        name = str(dtype).removeprefix("torch.")
+        name = dtype_name(dtype)
         self._spec = CrossAttention(params.kv_heads, params.head_size, name, max_len=max(lengths))
         each = -(-max(lengths) // block_size)
         self._table = torch.zeros(len(lengths), each, dtype=torch.int32)
@@ -356,7 +357,7 @@ class CrossSequences:
 
 
 def _spec(params: AttentionParams, dtype: torch.dtype) -> KVSpec:
-    facts: Any = (params.kv_heads, params.head_size, str(dtype).removeprefix("torch."))
+    facts: Any = (params.kv_heads, params.head_size, dtype_name(dtype))
     if params.value_size is not None:
         return LatentKeys(*facts)
     if params.window is not None:

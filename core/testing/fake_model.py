@@ -18,6 +18,7 @@ from core.api import EngineConfig, Entry, hookimpl
 from core.api.models import BuildContext, ForwardBatch, Model, ModelSource
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, KVSpec, LayerKV, SlidingWindow
+from core.models.dtypes import dtype_name
 
 NAN_TOKEN: Final = 1
 _HEADS = 2
@@ -93,7 +94,7 @@ class FakeModel(torch.nn.Module):
         super().__init__()
         self.vocab_size = config.vocab_size
         windows = [None] if config.window is None else [None, config.window]
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.kv_layers: Sequence[LayerKV] = [
             LayerKV(f"layers.{i}", _spec(w, dtype)) for i, w in enumerate(windows)
         ]

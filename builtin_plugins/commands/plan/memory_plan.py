@@ -27,6 +27,7 @@ from core.api.planning import (
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import KVLayout, PoolLayout
 from core.model_spec.parallel import ParallelGroup, Pipeline
+from core.models.dtypes import dtype_name
 from core.models.layers.decoder import Decoder
 from core.models.layers.embedding import Embedding, Head
 from core.models.layers.loading import check_cached, read_model
@@ -228,7 +229,7 @@ def token_bytes(model: Any) -> Counter[str]:
             continue
         share = shares.get(id(module), 1.0)
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            found[str(tensor.dtype).removeprefix("torch.")] += int(tensor.nbytes * share)
+            found[dtype_name(tensor.dtype)] += int(tensor.nbytes * share)
     return found
 
 

@@ -20,6 +20,7 @@ from core.api import ModelError
 from core.api.models import BuildContext, ForwardBatch, Model, ModelSource
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, LayerKV
+from core.models.dtypes import dtype_name
 
 _PEAK = 60.0
 """Logit of the scripted token: certain at common temperatures, but below a bias of 100."""
@@ -64,7 +65,7 @@ class ScriptedModel(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size = tokenizer.vocab_size
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.kv_layers: Sequence[LayerKV] = (
             LayerKV("layers.0", FullAttention(1, _HEAD_SIZE, dtype)),
         )

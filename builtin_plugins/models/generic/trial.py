@@ -26,6 +26,7 @@ from builtin_plugins.models.generic.key_bias import with_bias
 from core.api import ModelError
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import ChunkedLocal, FullAttention, KVSpec, LayerKV, SlidingWindow
+from core.models.dtypes import dtype_name
 
 TRIAL: Final = "engine_trial"
 TOKENS: Final = (1, 2, 1)
@@ -203,7 +204,7 @@ def paged_layer(index: int, call: Call) -> PagedLayer:
         softcap=softcap,
         sinks=sinks,
     )
-    dtype = str(call.dtype).removeprefix("torch.")
+    dtype = dtype_name(call.dtype)
     kv: KVSpec = FullAttention(call.kv_heads, size, dtype)
     if window is not None:
         kv = SlidingWindow(call.kv_heads, size, dtype, window=window)

@@ -19,6 +19,7 @@ from builtin_plugins.quant_methods.stored.packing import (
 )
 from core.api import ModelError
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 E8M0_DTYPES: Final = (torch.uint8, torch.float8_e8m0fnu)
@@ -85,7 +86,9 @@ class FloatsFormat(StoredFormat):
     def values(self, tensor: torch.Tensor, shard: WeightShard) -> torch.Tensor:
         """Return this rank's values."""
         if tensor.dtype not in FP8_DTYPES:
-            raise ModelError(f"has a {self._weight} of {_name(tensor)}; expected an FP8 dtype.")
+            raise ModelError(
+                f"has a {self._weight} of {dtype_name(tensor.dtype)}; expected an FP8 dtype."
+            )
         return shard.columns(shard.rows(tensor))
 
     def scales(self, own: torch.Tensor) -> torch.Tensor:
@@ -94,7 +97,8 @@ class FloatsFormat(StoredFormat):
             return e8m0_to_float(own)
         if self.layout_spec is not None and self.layout_spec.has_e8m0_scales:
             raise ModelError(
-                f"has a {self._scale} of {_name(own)}; expected eight-bit exponents (E8M0)."
+                f"has a {self._scale} of {dtype_name(own.dtype)}; expected eight-bit "
+                "exponents (E8M0)."
             )
         return own.float()
 
@@ -149,7 +153,7 @@ class PackedFloatsFormat(FloatsFormat):
     def values(self, tensor: torch.Tensor, shard: WeightShard) -> torch.Tensor:
         """Return this rank's values."""
         if tensor.dtype != torch.uint8:
-            raise ModelError(f"has a {self._weight} of {_name(tensor)}; expected uint8.")
+            raise ModelError(f"has a {self._weight} of {dtype_name(tensor.dtype)}; expected uint8.")
         rows = shard.rows(tensor)
         return shard.columns(
             unpack_fp4(rows) if self._bits == 4 else unpack_fp6(rows, self._exponent_bits)
@@ -159,7 +163,7 @@ class PackedFloatsFormat(FloatsFormat):
         """Return this rank's scales in float32; with a global scale they must be float8_e4m3fn."""
         if self._global_scale and own.dtype != torch.float8_e4m3fn:
             raise ModelError(
-                f"has a {self._scale} of {_name(own)}; expected float8_e4m3fn with "
+                f"has a {self._scale} of {dtype_name(own.dtype)}; expected float8_e4m3fn with "
                 f"{self._global_scale}."
             )
         return super().scales(own)
@@ -186,7 +190,3 @@ def scalar_scale(name: str, tensor: torch.Tensor) -> torch.Tensor:
             "again."
         )
     return tensor.float().reshape(())
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

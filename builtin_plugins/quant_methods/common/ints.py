@@ -13,6 +13,7 @@ from builtin_plugins.quant_methods.stored.layouts import GroupedInts, LayoutSpec
 from builtin_plugins.quant_methods.stored.packing import WORD, to_signed, unpack_words
 from core.api import ModelError
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 
 class IntsFormat(StoredFormat):
@@ -87,7 +88,7 @@ class IntsFormat(StoredFormat):
     def codes(self, tensor: torch.Tensor, shard: WeightShard) -> torch.Tensor:
         """Return int8 [rows, in]."""
         if tensor.dtype != torch.int8:
-            name = str(tensor.dtype).removeprefix("torch.")
+            name = dtype_name(tensor.dtype)
             raise ModelError(
                 f"has a {self._weight} of {name}; the quantization config expects int8."
             )

@@ -19,6 +19,7 @@ from builtin_plugins.quant_methods.stored.layouts import ScaledFloats
 from builtin_plugins.quant_methods.stored.packing import e8m0_to_float, unpack_fp4
 from core.api import EngineConfig, ModelError
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 ROTATED: Final = 32
 """Adjacent inputs rotated together, if the config does not say."""
@@ -145,9 +146,7 @@ class RotatedFormat(StoredFormat):
             or scales.dtype.itemsize != 1
             or not rotation.is_floating_point()
         ):
-            names = ", ".join(
-                str(tensor.dtype).removeprefix("torch.") for tensor in (codes, scales, rotation)
-            )
+            names = ", ".join(dtype_name(tensor.dtype) for tensor in (codes, scales, rotation))
             raise ModelError(
                 f"holds {names}; expected bytes of numbers, bytes of scales and a floating-point "
                 "rotation."

@@ -24,6 +24,7 @@ from builtin_plugins.quant_methods.stored.layouts import (
 from builtin_plugins.quant_methods.stored.packing import to_signed
 from core.api import ModelError
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 WEIGHTS: Final = "weight_quant_params"
 NOT_READ: Final = ("scale_quant_params", "zero_quant_params")
@@ -191,8 +192,8 @@ class HqqFormat(StoredFormat):
         rows = -(-lines // per)
         if packed.dtype != item or tuple(packed.shape) != (rows, length):
             raise ModelError(
-                f"has a W_q of {str(packed.dtype).removeprefix('torch.')} {list(packed.shape)}; "
-                f"expected {str(item).removeprefix('torch.')} [{rows}, {length}] for {self._bits} "
+                f"has a W_q of {dtype_name(packed.dtype)} {list(packed.shape)}; "
+                f"expected {dtype_name(item)} [{rows}, {length}] for {self._bits} "
                 f"bits in groups of {length if self._axis == 1 else lines}."
             )
         stored = packed.flatten()

@@ -17,6 +17,7 @@ from builtin_plugins.quant_methods.stored.activations import ActivationQuantizat
 from builtin_plugins.quant_methods.stored.formats import StoredFormat
 from builtin_plugins.quant_methods.stored.layouts import Layout, LayoutSpec, dequantize_chunks
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class DequantizedFallback:
             return
         self._weights += 1
         self._extra_bytes += numbers * (dtype.itemsize - stored.bits_per_weight / 8)
-        self._dtype = str(dtype).removeprefix("torch.")
+        self._dtype = dtype_name(dtype)
 
     def log_once(self) -> None:
         """Log the count, unless it is zero or was logged before."""

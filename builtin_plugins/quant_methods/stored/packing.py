@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from core.api import ModelError
+from core.models.dtypes import dtype_name
 
 Tensor = torch.Tensor
 
@@ -28,7 +29,7 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
         or words.shape[-1] != -(-count * bits // WORD)
     ):
         raise ModelError(
-            f"holds {_name(words.dtype)} {list(words.shape)}; expected int32 words of {count} "
+            f"holds {dtype_name(words.dtype)} {list(words.shape)}; expected int32 words of {count} "
             f"numbers of {bits} bits."
         )
     if WORD % bits == 0 and sys.byteorder == "little":
@@ -121,7 +122,3 @@ def _six_bit_numbers(exponent_bits: int, device: torch.device) -> Tensor:
 def e8m0_to_float(exponents: Tensor) -> Tensor:
     """Return float32 from scales stored as eight-bit exponents (E8M0)."""
     return torch.exp2(exponents.view(torch.uint8).float() - 127)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from builtin_plugins.quant_methods.stored.packing import (
 )
 from core.api import ModelError
 from core.model_spec.weight_shard import WeightShard
+from core.models.dtypes import dtype_name
 
 CODES: Final = "_weight_qdata"
 SCALES: Final = "_weight_scale"
@@ -124,17 +125,13 @@ class SwizzledFloatsFormat(StoredFormat):
         """Return this rank's shard."""
         stored = tensors[CODES]
         if not (self._is_packed or stored.dtype in FP8_DTYPES):
-            raise ModelError(
-                f"has numbers of {str(stored.dtype).removeprefix('torch.')}; expected an FP8 dtype."
-            )
+            raise ModelError(f"has numbers of {dtype_name(stored.dtype)}; expected an FP8 dtype.")
         values = shard.rows(stored)
         values = unpack_fp4(values.contiguous().view(torch.uint8)) if self._is_packed else values
         scales = unswizzle(tensors[SCALES], shard, num_groups(shard, self._group))
         if self._e8m0_scales != (scales.dtype in E8M0_DTYPES):
             expected = "exponents of a byte" if self._e8m0_scales else "floats"
-            raise ModelError(
-                f"has scales of {str(scales.dtype).removeprefix('torch.')}; expected {expected}."
-            )
+            raise ModelError(f"has scales of {dtype_name(scales.dtype)}; expected {expected}.")
         scales = e8m0_to_float(scales) if self._e8m0_scales else scales.float()
         global_scales = None
         if TENSOR_SCALE in tensors:

@@ -18,6 +18,7 @@ from torch import nn
 from core.errors import ModelError
 from core.model_spec.attention import BlockIndexerSpec, PooledIndexerSpec
 from core.model_spec.kv import IndexKeys
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
 from core.models.layers.query_batches import Queries
@@ -142,7 +143,7 @@ def _index_keys(
             f"reads single keys, which {prefix} selects. Choose another backend, or lower "
             f"--max-model-len to {spec.top_k}."
         )
-    dtype = str(context.dtype).removeprefix("torch.")
+    dtype = dtype_name(context.dtype)
     return IndexKeys(1, spec.size, dtype, top_k=spec.top_k, selects_blocks=True)
 
 

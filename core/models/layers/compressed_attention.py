@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from core.model_spec.kv import IndexKeys, SlidingRows
+from core.models.dtypes import dtype_name
 from core.models.layers.compressor import Compressor
 from core.models.layers.linear import Linear, Slice, UnpackedWeight
 from core.models.layers.norm import make_norm
@@ -69,7 +70,7 @@ class CompressedAttention(nn.Module):
             self.compressed = CompressedKeys(spec, hidden, prefix, rotary, context, weights)
         further = self.compressed.row_size if self.compressed is not None else 0
         window = max(spec.window, 0 if self.compressed is None else self.compressed.span)
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.kv_spec = SlidingRows(1, size + further, dtype, window=window)
         self.cache: torch.Tensor | None = None
 
@@ -240,7 +241,7 @@ class CompressedKeys(nn.Module):
         if selector is not None:
             self.selector = Selector(selector, spec, hidden, f"{prefix}.indexer", context, weights)
         self.span = self.keys.span
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.row_size = sum(part.row_size for part in self._parts)
         """Elements cached per token, until they are summed."""
         self.kv_spec = IndexKeys(

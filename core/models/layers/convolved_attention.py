@@ -13,6 +13,7 @@ from torch import nn
 
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention, SlidingRows, SlidingWindow
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.per_head import PerHead
 from core.models.layers.weights import WeightMap, copy_weight, empty_parameter
@@ -63,7 +64,7 @@ class ConvolvedAttention(nn.Module):
         self.out = Linear(
             context, weights, f"{prefix}.o_proj", width, out, split="columns", bias=spec.bias
         )
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         facts = (kv_heads, size, dtype)
         self.kv_spec: FullAttention = FullAttention(*facts)
         if spec.window is not None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import CrossAttention as CrossKV
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import optional_norm
 
@@ -42,7 +43,7 @@ class CrossAttention(nn.Module):
         group = context.group
         heads = group.share(facts.heads, "heads")
         kv_heads = group.share(facts.kv_heads, "key-value heads")
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         max_len, in_keys = limits
         sizes = (kv_heads, facts.head_size, dtype)
         self.kv_spec = CrossKV(*sizes, max_len=max_len, input_in_keys=in_keys)

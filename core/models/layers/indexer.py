@@ -10,6 +10,7 @@ from torch import nn
 from core.model_spec.attention import NormSpec
 from core.model_spec.kv import IndexKeys
 from core.model_spec.parallel import ParallelGroup
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.log_scaling import LogScaling
 from core.models.layers.norm import make_norm, optional_norm
@@ -45,7 +46,7 @@ class Indexer(nn.Module):
         self._rotary = rotary
         self._rotate = context.ops.rotary
         self._linear = context.ops.linear
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.kv_spec = IndexKeys(1, spec.size, dtype, top_k=spec.top_k)
         self.cache: torch.Tensor | None = None
         self.selected: torch.Tensor | None = None

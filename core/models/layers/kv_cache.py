@@ -14,6 +14,7 @@ from core.contracts.attention import AttentionBackend
 from core.contracts.platforms import Platform
 from core.errors import ModelError
 from core.model_spec.kv import IndexKeys, KVLayout, RecurrentState, SlidingRows, num_spare_blocks
+from core.models.dtypes import dtype_name
 from core.models.layers.quantization import layer_method
 from core.models.layers.state import LayerCache, state_views
 from core.models.layers.weights import WeightMap, copy_weight
@@ -52,7 +53,7 @@ class KVCacheDtype:
         Raises `ModelError` for a dtype that the attention backend does not support.
         """
         prefix = stored["k"].rpartition(".")[0]
-        own = str(context.dtype).removeprefix("torch.")
+        own = dtype_name(context.dtype)
         flag = (
             None
             if context.kv_dtype == "auto"

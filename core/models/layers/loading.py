@@ -27,6 +27,7 @@ from core.model_spec.attention import LatentAttentionSpec
 from core.model_spec.decoder import DecoderSpec
 from core.model_spec.kv import RecurrentState
 from core.model_spec.parallel import ParallelGroup, Pipeline
+from core.models.dtypes import dtype_name
 from core.models.layers.decoder import Decoder
 from core.models.layers.kv_cache import DTYPE_ALIASES, ONE_BYTE_DTYPES
 from core.models.layers.quantization import (
@@ -73,7 +74,7 @@ def load_model(
     started = time.monotonic()
     spec, _ = read_model(config, source, registry)
     with _error_block(source):
-        known = {**(facts or {}), "device": device, "dtype": str(dtype).removeprefix("torch.")}
+        known = {**(facts or {}), "device": device, "dtype": dtype_name(dtype)}
         context = BuildContext(
             dtype=dtype,
             device=device,

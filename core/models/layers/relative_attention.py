@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from core.model_spec.kv import IndexKeys, SlidingRows
+from core.models.dtypes import dtype_name
 from core.models.layers.convolved_attention import RecentRows
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.norm import make_norm
@@ -120,7 +121,7 @@ class RelativeAttention(nn.Module):
         self.profiles = empty_parameter(spec.bias_rank, spec.extent, dtype=context.dtype)
         load = partial(copy_weight, self.profiles.data)
         weights.add(f"{within}.rel_logits_proj.proj", self.profiles.shape, load)
-        dtype = str(context.dtype).removeprefix("torch.")
+        dtype = dtype_name(context.dtype)
         self.kv_spec: IndexKeys | SlidingRows = IndexKeys(1, 2 * width, dtype, top_k=0)
         if spec.window is not None:
             self.kv_spec = SlidingRows(1, 2 * width, dtype, window=spec.window)

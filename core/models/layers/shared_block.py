@@ -14,6 +14,7 @@ from torch import nn
 
 from core.model_spec.attention_params import AttentionParams
 from core.model_spec.kv import FullAttention
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.mlp import make_activation
 from core.models.layers.norm import make_norm
@@ -118,7 +119,7 @@ class SharedBlock(nn.Module):
         heads = group.share(attention.heads, "heads")
         kv_heads = group.share(attention.kv_heads, "key-value heads")
         size = attention.head_size
-        self.kv_spec = FullAttention(kv_heads, size, str(context.dtype).removeprefix("torch."))
+        self.kv_spec = FullAttention(kv_heads, size, dtype_name(context.dtype))
         self.params = AttentionParams(
             heads, kv_heads, size, size**-0.5 if attention.scale is None else attention.scale
         )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from core.model_spec.kv import RecurrentState
+from core.models.dtypes import dtype_name
 from core.models.layers.linear import Linear, Slice
 from core.models.layers.mlp import Activation, make_activation
 from core.models.layers.weights import copy_weight, empty_parameter
@@ -108,7 +109,7 @@ def _load_channels(
 def input_state_dtype(context: BuildContext) -> str:
     """Return the dtype of a state of earlier inputs."""
     chosen = context.conv_state_dtype
-    return str(context.dtype).removeprefix("torch.") if chosen == "auto" else chosen
+    return dtype_name(context.dtype) if chosen == "auto" else chosen
 
 
 class GatedConv(nn.Module):

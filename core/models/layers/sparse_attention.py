@@ -15,6 +15,7 @@ import torch
 
 from core.contracts.attention import AttentionInputs
 from core.model_spec.kv import LatentKeys
+from core.models.dtypes import dtype_name
 from core.models.layers.query_batches import Queries
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class SparsePlan:
         positions of an encoder.
         """
         backend = self._backend
-        spec = LatentKeys(1, query.shape[2], str(query.dtype).removeprefix("torch."))
+        spec = LatentKeys(1, query.shape[2], dtype_name(query.dtype))
         size = -(-self._top_k // BLOCK_MULTIPLE) * BLOCK_MULTIPLE
         if self._gathered is None:
             self._gathered = query.new_empty(backend.cache_shape(spec, 1, size))

@@ -20,6 +20,7 @@ import torch
 from core.config import EngineConfig
 from core.contracts.models import ModelSource
 from core.errors import ModelError, did_you_mean
+from core.models.dtypes import dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -371,7 +372,7 @@ def refuse_integers(tensor: torch.Tensor) -> None:
     """Raise `ModelError` for a plain weight stored as integers, which need a scale."""
     if not tensor.is_floating_point():
         raise ModelError(
-            f"is stored as {str(tensor.dtype).removeprefix('torch.')}, but config.json names no "
+            f"is stored as {dtype_name(tensor.dtype)}, but config.json names no "
             "quantization that would "
             "say what these numbers mean. Restore the model's own config.json, or take another "
             "checkpoint."

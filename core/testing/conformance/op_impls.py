@@ -13,6 +13,7 @@ import torch
 
 from core.errors import did_you_mean
 from core.model_spec.op_table import OpImplementation, OpTable
+from core.models.dtypes import dtype_name
 from core.models.ops import reference
 from core.models.ops.experts import SCORES, ExpertGroups
 from core.models.ops.sampling import Truncation
@@ -44,7 +45,7 @@ def check_equals_the_reference(subject: Subject) -> None:
     """Over rows 0, 1, odd and nested, dtypes and strides, results equal the reference's within the
     dtype.
     """
-    facts = {"device": "cpu", "dtype": [str(dtype).removeprefix("torch.") for dtype in _DTYPES]}
+    facts = {"device": "cpu", "dtype": [dtype_name(dtype) for dtype in _DTYPES]}
     if why_not(subject.entry, {**facts, "isa": subject.entry.when.get("isa", ())}) is not None:
         return
     expected_of: Callable[..., Any] = getattr(reference, _op(subject))
