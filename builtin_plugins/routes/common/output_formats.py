@@ -349,4 +349,4 @@ class AnswerFormats:
         """Count a call of a tool."""
         names = (tool.get("function", tool).get("name") for tool in self.request.tools)
         is_known = name in names
-        self.count(CallStats(is_known, not is_known))
+        self.count(CallStats(known=1) if is_known else CallStats(unknown=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from builtin_plugins.output_parsers.tools.json_calls import HERMES
@@ -58,7 +59,8 @@ class Calls:
         self.heard: list[CallStats] = []
 
     def calls(self, stats: CallStats) -> None:
-        self.heard.append(stats)
+        sent = msgspec.msgpack.encode(stats)  # as an API server sends it to the process of all sinks
+        self.heard.append(msgspec.msgpack.decode(sent, type=CallStats))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -230,6 +230,54 @@ def test_death_of_the_api_process_keeps_both_engines_and_their_streams(tmp_path:
         assert [each["restarts"] for each in health["engines"]] == [0, 0]
 
 
+CALL = '<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "some text"}]}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": "some text", "logprobs": 2, "n": 2}),
+    "prompt logprobs": ("/v1/completions", {"prompt": "some text", "prompt_logprobs": 1}),
+    "call": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": CALL}], "tools": TOOLS},
+    ),
+    "unknown call": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": CALL.replace("add", "sub")}], "tools": TOOLS},
+    ),
+    "required call": ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "required"}),
+    "schema": ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}),
+    "response": ("/v1/responses", {"input": "some text", "tools": []}),
+    "message": ("/v1/messages", {**CHAT, "max_tokens": 20}),
+    "wrong field": ("/v1/completions", {"prompt": "some text", "\ud800": "\ud801"}),
+    "wrong value": ("/v1/completions", {"prompt": "some text", "max_tokens": "\ud800"}),
+    "no model": ("/v1/completions", {"prompt": "some text", "model": "\ud800"}),
+}
+
+
+def test_statistics_of_all_routes_reach_the_shared_sinks(tmp_path: Path) -> None:
+    """No server ends, and no sink fails."""
+    flags = ("--api-server-count", "2", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with serving(tmp_path, "scripted:", *flags) as service:
+        wait_for(lambda: len(api_servers(service)) == 2)
+        servers = api_servers(service)
+        for path, fields in REQUESTS.values():
+            for stream in (False, True):
+                whole = {"model": "tiny", "max_tokens": 60, "stream": stream} | fields
+                if path == "/v1/responses":
+                    whole["max_output_tokens"] = whole.pop("max_tokens")
+                for _ in range(3):  # new connections: to both servers
+                    httpx.post(
+                        f"{service.url}{path}",
+                        content=json.dumps(whole),
+                        headers={"x-request-id": b"\xe4\xff"},
+                        timeout=TIMEOUT_S,
+                    )
+        wait_for(lambda: metric(page_of(service), "engine_tool_calls_total", tool="unknown") >= 6)
+        health = httpx.get(f"{service.url}/health", timeout=TIMEOUT_S).json()
+        assert [each for each in health["sinks"] if each["faults"]] == []
+        assert api_servers(service) == servers
+
+
 def free_ports(count: int) -> int:
     """Return the first of some free ports in a row."""
     for first in range(20_000, 60_000, 7):
