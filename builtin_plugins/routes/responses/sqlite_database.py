@@ -56,23 +56,27 @@ class SqliteDatabase:
             self._create_tables(path)
         except ConfigError:
             raise
-        except (OSError, ValueError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error, DatabaseUnavailable) as error:
             raise ConfigError(
                 f"--responses-store {path!r:.300} cannot be used: {error}; give a file that can be "
                 "written."
             ) from error
 
     def _create_tables(self, path: str) -> None:
-        execute = self._connection.execute
-        (version,) = execute("PRAGMA user_version").fetchone()
-        (num_tables,) = execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if num_tables and version != _VERSION:
-            raise ConfigError(
-                f"--responses-store: got {path} in format {version}; expected format {_VERSION}. "
-                "Give another file."
-            )
-        self._connection.executescript(_TABLES)
-        execute(f"PRAGMA user_version = {_VERSION}")
+        def create(connection: Connection) -> None:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (num_tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            if num_tables and version != _VERSION:
+                raise ConfigError(
+                    f"--responses-store: got {path} in format {version}; expected format "
+                    f"{_VERSION}. Give another file."
+                )
+            for statement in _TABLES.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+        # whole or not at all: other servers may open the file at the same time
+        self.transaction(create, writes=True)
 
     def transaction(self, work: Callable[[Connection], T], *, writes: bool) -> T:
         """Run work whole or not at all. Raises `DatabaseUnavailable`, as for a full disk."""

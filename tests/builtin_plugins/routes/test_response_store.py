@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,15 @@ def test_url_without_its_plugin_names_the_plugin() -> None:
     config = EngineConfig(options={"responses_store": "postgresql://host/responses"})
     with pytest.raises(ConfigError, match="engine-postgres"):
         open_database(config, None)
+
+
+def test_servers_open_a_new_file_at_the_same_time(tmp_path: Path) -> None:
+    begin = threading.Barrier(8)
+
+    def open_file(path: Path) -> None:
+        begin.wait()
+        SqliteDatabase(str(path), is_shared=True).close()
+
+    with ThreadPoolExecutor(8) as threads:
+        for i in range(20):
+            list(threads.map(open_file, [tmp_path / f"{i}.sqlite"] * 8))
