@@ -98,12 +98,11 @@ class AdmissionExtension(Protocol):
     keywords: Collection[str]
     """Keywords of `generate`, `chat` and `encode` that it reads.
 
-    Offline, a list holds one value for each prompt.
+    Offline, a list holds one for each prompt.
     """
     fields: Collection[str]
-    """Fields of HTTP requests that it reads. They come from untrusted
-    clients: no paths, no
-    addresses."""
+    """Fields of HTTP requests that it reads, from untrusted clients:
+    no paths, no addresses."""
     prompt_keys: Collection[str]
     """Keys of prompt dicts that it reads. A dict with one of them needs no text and no ids."""
     unsupported: Mapping[str, Unsupported]
@@ -112,7 +111,7 @@ class AdmissionExtension(Protocol):
     """
 
     def attach(self, context: AdmissionContext) -> None:
-        """Receive the engine's facts, once, after it has started."""
+        """Receive the engine's facts once it has started."""
 
     def applies_to(self, request: PendingRequest) -> bool:
         """Return whether `prepare` must run. Must be quick.
@@ -144,6 +143,9 @@ class AdmissionExtension(Protocol):
 
         Must be quick.
         """
+
+    def close(self) -> None:
+        """Release what `attach` opened."""
 
 
 def llm_methods(registry: Registry) -> dict[str, Callable[..., Any]]:

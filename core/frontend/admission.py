@@ -17,7 +17,7 @@ from typing import Any, Final
 from core.contracts.admission import Messages, PendingRequest
 from core.contracts.sampling import LogitsProcessor
 from core.contracts.text import Tokenizer
-from core.errors import InvalidRequest, prompt_too_long
+from core.errors import InvalidRequest, prompt_too_long, run_all
 from core.frontend.preparation import Extensions, RequestPreparer
 from core.step import EngineRequest
 from core.types import SamplingParams
@@ -53,7 +53,7 @@ class ModelLimits:
 
 
 def read_sampling_params(params: Any) -> tuple[PoolingParams | None, SamplingParams]:
-    """Return sampling parameters unchanged. Raises `InvalidRequest` for anything else."""
+    """Return sampling parameters. Raises `InvalidRequest` for anything else."""
     return None, require_sampling_params(params)
 
 
@@ -89,8 +89,8 @@ class Admission:
         listed = [each for _, each in extensions]
         self._extensions = tuple(each for each in listed if hasattr(each, "affects"))
         self._readers = [each.read_messages for each in listed if hasattr(each, "read_messages")]
-        with_params = [each for each in listed if hasattr(each, "params")]
-        self._serving = (*self._processors, *with_params)
+        self._closing = [each.close for each in listed if hasattr(each, "close")]
+        self._serving = (*self._processors, *(e for e in listed if hasattr(e, "params")))
         self.preparer = RequestPreparer(extensions)
         """Runs the admission extensions; requests pass it before `admit`."""
         self._keywords = KnownNames.collect(listed, "keywords", "fields")
@@ -99,6 +99,11 @@ class Admission:
         self._read_params = read_params
         self._seed = seed
         self._num_admitted = 0
+
+    def close(self) -> None:
+        """Close the extensions; may be called twice."""
+        closing, self._closing = self._closing, []
+        run_all(closing)
 
     def is_slow(self, sampling: SamplingParams) -> bool:
         """Return whether `admit` may be slow for these parameters."""
@@ -115,7 +120,7 @@ class Admission:
         return self._keywords.select_known(keywords, own, what, hints)
 
     def read_messages(self, messages: Messages) -> tuple[Messages, dict[str, Any]]:
-        """Return messages to render, and the prompt keys that extensions make of them."""
+        """Return messages to render, and extensions' prompt keys of them."""
         fields: dict[str, Any] = {}
         for read in self._readers:
             messages, own = read(messages)

@@ -153,7 +153,7 @@ class AsyncLLM(ServedEngine):
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> tuple[str, list[int]]:
-        """Return a chat's prompt as text and ids; options as in `PromptReader.chat`."""
+        """Return a chat's text and ids; options as in `PromptReader.chat`."""
         prompt = await self._reader.chat(messages, **options)
         return prompt.text or "", prompt.token_ids
 
@@ -310,3 +310,4 @@ class AsyncLLM(ServedEngine):
         """Stop the engine; open requests end with `EngineDead`. Safe to call twice."""
         self._client.stop()
         self._streams.fail_all(EngineDead("shut down"))
+        self._frontend.admission.close()

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 
 
 class FairSemaphore:
-    """An asyncio semaphore that serves waiting clients in turn, each one's
-    oldest waiter first.
+    """An asyncio semaphore; serves waiting clients in turn, oldest waiter first.
 
-    `release` may be called from any thread, after the event loop of `acquire` too.
+    Any thread may call `release`, also after the event loop has ended.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -82,5 +81,5 @@ class FairSemaphore:
 
 
 def _grant(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():  # else it was cancelled, and returns the slot itself
+    if not waiter.done():  # else cancelled: it returns the slot
         waiter.set_result(None)

@@ -277,6 +277,7 @@ class LLM:
     def shutdown(self) -> None:
         """Release the model and its workers; may be called twice."""
         self.core.shutdown()
+        self._frontend.admission.close()
 
     def __enter__(self) -> Self:
         return self

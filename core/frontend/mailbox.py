@@ -30,7 +30,7 @@ class Mailbox:
     def try_deliver(
         self, callback: Callable[[CompletionOutput], bool]
     ) -> Callable[[CompletionOutput], bool]:
-        """Return a function that passes a delta to `callback` and returns whether it consumed it.
+        """Return a function that returns whether `callback` consumed a delta.
 
         The callback runs only while the reader waits and nothing is unread.
         """

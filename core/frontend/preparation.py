@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ class RequestPreparer:
 
     def __init__(self, extensions: Extensions) -> None:
         self._preparing = [
-            (blame, each, KnownNames.collect([each], "keywords", "fields", "prompt_keys").read)
+            (blame, each.prepare, _condition(each))
             for blame, each in extensions
             if hasattr(each, "prepare")
         ]
@@ -40,26 +40,23 @@ class RequestPreparer:
 
         Raises `InvalidRequest`, and `PluginError` for an extension's fault.
         """
-        for blame, extension, names in self._preparing:
+        for blame, prepare, applies in self._preparing:
             with blame:
-                if not _applies(extension, names, request):
+                if not applies(request):
                     continue
-                if inspect.iscoroutinefunction(extension.prepare):
-                    prepared = await extension.prepare(request)
+                if inspect.iscoroutinefunction(prepare):
+                    prepared = await prepare(request)
                 else:
-                    prepared = await asyncio.to_thread(extension.prepare, request)
+                    prepared = await asyncio.to_thread(prepare, request)
                 if not isinstance(prepared, PendingRequest):
                     raise TypeError(f"prepare returned {prepared!r:.100}, not a PendingRequest")
                 request = prepared
         return request
 
     def prepare_all(self, requests: Sequence[PendingRequest]) -> list[PendingRequest]:
-        """Return requests prepared concurrently, for a caller without an event loop."""
-        if not any(
-            _applies(extension, names, request)
-            for request in requests
-            for _, extension, names in self._preparing
-        ):
+        """Return requests prepared concurrently, without an event loop."""
+        conditions = [applies for _, _, applies in self._preparing]
+        if not any(applies(request) for request in requests for applies in conditions):
             return list(requests)
 
         async def gather() -> list[PendingRequest]:
@@ -70,7 +67,7 @@ class RequestPreparer:
             return thread.submit(asyncio.run, gather()).result()
 
     def output_fields(self, features: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return output fields for the messages of other halves (`RequestDelta.features`)."""
+        """Return output fields for other halves' messages (`RequestDelta.features`)."""
         fields: dict[str, Any] = {}
         for blame, finished in self._finishing:
             with blame:
@@ -79,8 +76,7 @@ class RequestPreparer:
         return fields
 
 
-def _applies(extension: AdmissionExtension, names: frozenset[str], request: PendingRequest) -> bool:
-    applies_to = getattr(extension, "applies_to", None)
-    if applies_to is None:
-        return not names.isdisjoint(request.plugin_fields)
-    return bool(applies_to(request))
+def _condition(extension: AdmissionExtension) -> Callable[[PendingRequest], bool]:
+    names = KnownNames.collect([extension], "keywords", "fields", "prompt_keys").read
+    default = lambda request: not names.isdisjoint(request.plugin_fields)  # noqa: E731
+    return getattr(extension, "applies_to", default)

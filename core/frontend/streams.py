@@ -132,7 +132,7 @@ class OutputStreams:
             return
         try:
             self._event_loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop was closed, and its readers have ended
+        except RuntimeError:  # closed: its readers have ended
             self._undelivered.clear()
 
     def _deliver_pending(self) -> None:

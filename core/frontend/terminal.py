@@ -26,13 +26,12 @@ def progress_bar(use_tqdm: Progress, total: int) -> Any:
 
 
 class Interrupts:
-    """Defers Ctrl-C until `check`. A handler of the caller and other threads are not affected."""
+    """Defers Ctrl-C until `check`; leaves a handler of the caller and other threads alone."""
 
     def __init__(self) -> None:
         self._pending = False
         is_main = threading.current_thread() is threading.main_thread()
-        has_default = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        self._installs = has_default
+        self._installs = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def __enter__(self) -> Self:
         if self._installs:

@@ -82,14 +82,15 @@ class MultimodalAdmission:
 
     def _start_processor(self) -> None:
         # Imported lazily: it needs pyzmq, and text models do without.
-        from builtin_plugins.features.multimodal.processor_host import (
-            ProcessorHost,
-            processor_hosts,
-        )
+        from builtin_plugins.features.multimodal.processor_host import ProcessorHost
 
         self._host = ProcessorHost(self._config, self._registry, self._settings.store_bytes)
-        processor_hosts(self._registry).append(self._host)
         self._host.wait_until_ready()
+
+    def close(self) -> None:
+        """End the input processor."""
+        if self._host is not None:
+            self._host.close()
 
     def applies_to(self, request: PendingRequest) -> bool:
         """Return whether the request has items, or placeholders without items."""

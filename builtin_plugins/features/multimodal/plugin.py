@@ -82,7 +82,6 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
             _refuse_options(config)
         return []
     # Imported lazily for a fast start.
-    from builtin_plugins.features.multimodal.processor_host import close_hosts
     from builtin_plugins.features.multimodal.scheduling import EncoderScheduler
     from builtin_plugins.features.multimodal.settings import Settings
     from builtin_plugins.metric_sinks.api import gauge_providers
@@ -90,7 +89,7 @@ def engine_scheduler_extensions(config: EngineConfig, registry: Registry) -> lis
     settings = Settings.from_config(config)
     if settings.max_images:
         _refuse_other_hosts(config, registry)
-    scheduler = EncoderScheduler(settings, partial(close_hosts, registry))
+    scheduler = EncoderScheduler(settings)
     gauge_providers(registry)["multimodal"] = scheduler.gauges
     return [scheduler]
 

@@ -67,11 +67,11 @@ class ProcessorHost:
         self._end = weakref.finalize(self, _State.close, self._state)
         self._launch()
         # The thread must not keep the host alive.
-        thread = threading.Thread(
+        self._thread = threading.Thread(
             target=_receive_all, args=(weakref.ref(self), self._state), name="input-processor"
         )
-        thread.daemon = True
-        thread.start()
+        self._thread.daemon = True
+        self._thread.start()
 
     def wait_until_ready(self) -> None:
         """Wait until the processor is loaded. Raises its start-up failure."""
@@ -91,9 +91,10 @@ class ProcessorHost:
         return future
 
     def close(self) -> None:
-        """Kill the process and remove its tensors."""
+        """Kill the process, remove its tensors and wait for the thread."""
         self._fail(EngineDead("the input processor has been stopped"))
         self._end()
+        self._thread.join()
 
     def _launch(self) -> None:
         child = Child(
@@ -154,18 +155,6 @@ class ProcessorHost:
 def _set_error(future: Future[Prepared], error: EngineError) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)
-
-
-def processor_hosts(registry: Registry) -> list[ProcessorHost]:
-    """Return the hosts of this process; an engine in the same process closes them with itself."""
-    made: list[ProcessorHost] = registry.shared("processor_hosts", list)
-    return made
-
-
-def close_hosts(registry: Registry) -> None:
-    """Close the hosts of this process."""
-    for host in processor_hosts(registry):
-        host.close()
 
 
 class _State:

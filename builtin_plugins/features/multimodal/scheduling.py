@@ -11,7 +11,7 @@ one in parts: one step never takes the time of both, or all of a large item's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -43,10 +43,8 @@ class EncoderScheduler:
 
     name = NAME
 
-    def __init__(self, settings: Settings, on_close: Callable[[], None] = lambda: None) -> None:
-        """`on_close` ends what the feature runs in this process."""
+    def __init__(self, settings: Settings) -> None:
         self._settings: Final = settings
-        self._on_close: Final = on_close
         self._requests: dict[str, tuple[Any, RequestItems]] = {}
         """Open requests with items: the scheduler's record, and the items."""
         self._holders: dict[str, tuple[TensorStore, set[str]]] = {}
@@ -238,10 +236,6 @@ class EncoderScheduler:
                 if start + count >= request.prompt_len:
                     self._prompts.discard(request.request_id)
         return needed
-
-    def close(self) -> None:
-        """End the input processor of an engine in the same process."""
-        self._on_close()
 
     # --- calls and metrics
 

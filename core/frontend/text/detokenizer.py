@@ -1,4 +1,4 @@
-"""Incremental detokenization, and stop strings. Knows one sequence; knows no requests."""
+"""Incremental detokenization, and stop strings. Knows one sequence, no requests."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class OutputSequence:
             self.logprobs.append(formatter.format(position, self.sampling.logprobs))
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """Return the sequence so far, or the delta since the last call; use one of both only."""
+        """Return the sequence so far, or the delta since the last call; use only one."""
         tokens = self.token_ids
         logprobs = self.logprobs
         detokenizer = self.detokenizer

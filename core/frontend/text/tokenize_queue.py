@@ -32,7 +32,7 @@ class FairThreadPool:
         self._slots = FairSemaphore(num_threads)
 
     async def run(self, work: Callable[[Stopped], T], client: str = "") -> T:
-        """Return the result of `work`, which gets a function that returns True after a cancel."""
+        """Return the result of `work`; its argument returns True after a cancel."""
         await self._slots.acquire(client)
         cancelled = threading.Event()
         try:
@@ -40,7 +40,7 @@ class FairThreadPool:
         except BaseException:  # the thread could not be started
             self._slots.release()
             raise
-        # not in `finally`: a cancelled job keeps its thread until it ends
+        # a cancelled job keeps its thread to its end
         job.add_done_callback(lambda job: self._slots.release())
         try:
             return await asyncio.wrap_future(job)
@@ -56,9 +56,7 @@ class PromptReader:
         self._renderer = renderer
         self._max_tokens = max_tokens
         self.num_threads = num = max(2, min(8, num_cores // 2))
-        """Threads for templates, and as many for long
-        texts, which are slower.
-        """
+        """Threads for templates, and as many for long texts."""
         self._templates = FairThreadPool("templates", num)
         self._long_texts = FairThreadPool("long-texts", num)
 

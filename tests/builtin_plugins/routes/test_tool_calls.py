@@ -59,7 +59,7 @@ class Calls:
         self.heard: list[CallStats] = []
 
     def calls(self, stats: CallStats) -> None:
-        sent = msgspec.msgpack.encode(stats)  # as an API server sends it to the process of all sinks
+        sent = msgspec.msgpack.encode(stats)  # as an API server sends it to the shared sinks
         self.heard.append(msgspec.msgpack.decode(sent, type=CallStats))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from builtin_plugins.features.multimodal.store import PREFIX, SHARED_MEMORY
 from tests.system.proofs.test_api_death import BROKEN, Service, is_gone, serving, wait_for
 from tests.system.proofs.test_resumed_streams import BODIES, Reader, kill_api
 from tests.timeouts import TIMEOUT_S
@@ -276,6 +277,19 @@ def test_statistics_of_all_routes_reach_the_shared_sinks(tmp_path: Path) -> None
         health = httpx.get(f"{service.url}/health", timeout=TIMEOUT_S).json()
         assert [each for each in health["sinks"] if each["faults"]] == []
         assert api_servers(service) == servers
+
+
+def test_stopped_servers_leave_no_input_processor(tmp_path: Path) -> None:
+    with serving(tmp_path, "demo:vision", "--api-server-count", "2") as service:
+        wait_for(lambda: len(api_servers(service)) == 2)
+        servers = api_servers(service)
+        places = (SHARED_MEMORY, tmp_path / "tmp")
+        folders = [
+            each for pid in servers for place in places for each in place.glob(f"{PREFIX}{pid}-*")
+        ]
+        assert len(folders) == 2
+    assert not any(each.exists() for each in folders)
+    assert "Exception in thread" not in service.log()
 
 
 def free_ports(count: int) -> int:
