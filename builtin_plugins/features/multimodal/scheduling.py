@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,7 @@ from builtin_plugins.features.multimodal.messages import (
     StepItems,
 )
 from builtin_plugins.features.multimodal.settings import Settings
-from builtin_plugins.features.multimodal.store import TensorStore
+from builtin_plugins.features.multimodal.store import TensorStore, leave_folder
 from core.api import PluginError, RequestFailed
 from core.api.execution import StepPlan
 from core.api.features import RunningRows
@@ -49,6 +50,8 @@ class EncoderScheduler:
         """Open requests with items: the scheduler's record, and the items."""
         self._holders: dict[str, tuple[TensorStore, set[str]]] = {}
         """Open requests by holder: the sequences of one request share it."""
+        self._folders: set[str] = set()
+        """Folders of the stores that requests came from."""
         self.counters: Final = Counters()
         self._cache: Final = EncoderCache(settings.cache_tokens, self.counters)
         self._ahead: Final = EncodeAhead(settings, self._cache)
@@ -82,6 +85,7 @@ class EncoderScheduler:
         items = _decode(data)
         if items.holder not in self._holders:
             store = TensorStore(items.folder)
+            self._folders.add(items.folder)
             try:
                 store.adopt(items.holder)
             except OSError as error:
@@ -236,6 +240,11 @@ class EncoderScheduler:
                 if start + count >= request.prompt_len:
                     self._prompts.discard(request.request_id)
         return needed
+
+    def close(self) -> None:
+        """Leave the stores of API servers."""
+        for folder in self._folders:
+            leave_folder(Path(folder))
 
     # --- calls and metrics
 

@@ -49,7 +49,7 @@ def make_folder() -> str:
     if not base.is_dir() or shutil.disk_usage(base).free < MIN_FREE_BYTES:
         base = Path(tempfile.gettempdir())
     for path in base.glob(f"{PREFIX}*"):
-        if not _is_alive(path.name.removeprefix(PREFIX).partition("-")[0]):
+        if not _has_writer(path):
             remove_folder(path)
     return tempfile.mkdtemp("", f"{PREFIX}{os.getpid()}-", base)
 
@@ -65,6 +65,17 @@ def remove_folder(path: Path) -> None:
             shutil.rmtree(path / name, ignore_errors=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def leave_folder(path: Path) -> None:
+    """Take this engine's mark from the folder of a store, and remove one without a writer."""
+    (path / f"{ENGINE}{os.getpid()}").unlink(missing_ok=True)
+    if not _has_writer(path):
+        remove_folder(path)
+
+
+def _has_writer(path: Path) -> bool:
+    return _is_alive(path.name.removeprefix(PREFIX).partition("-")[0])
 
 
 def _is_alive(pid: str) -> bool:

@@ -279,6 +279,12 @@ def test_statistics_of_all_routes_reach_the_shared_sinks(tmp_path: Path) -> None
         assert api_servers(service) == servers
 
 
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGUlEQVR4nGM8IRfFQApgIkn1"
+    "qIZRDUNKAwAGOgFgVinecgAAAABJRU5ErkJggg=="
+)
+
+
 def test_stopped_servers_leave_no_input_processor(tmp_path: Path) -> None:
     with serving(tmp_path, "demo:vision", "--api-server-count", "2") as service:
         wait_for(lambda: len(api_servers(service)) == 2)
@@ -288,6 +294,13 @@ def test_stopped_servers_leave_no_input_processor(tmp_path: Path) -> None:
             each for pid in servers for place in places for each in place.glob(f"{PREFIX}{pid}-*")
         ]
         assert len(folders) == 2
+        image = {"type": "image_url", "image_url": {"url": PIXEL}}
+        text = {"type": "text", "text": "what is it"}
+        fields = {"messages": [{"role": "user", "content": [image, text]}], "max_tokens": 2}
+        for _ in range(8):  # new connections: to both servers
+            url = f"{service.url}/v1/chat/completions"
+            reply = httpx.post(url, json={"model": "tiny", **fields}, timeout=TIMEOUT_S)
+            assert reply.status_code == 200, reply.text
     assert not any(each.exists() for each in folders)
     assert "Exception in thread" not in service.log()
 
