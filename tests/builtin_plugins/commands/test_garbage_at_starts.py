@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from builtin_plugins.commands.serve.serving import START_THRESHOLD, serve
+from builtin_plugins.clients.rare_collections import START_THRESHOLD
+from builtin_plugins.commands.serve.serving import serve
 
 
 def test_garbage_is_collected_seldom_during_the_start_only() -> None:
