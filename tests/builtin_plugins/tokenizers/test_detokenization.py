@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import builtin_plugins.model_sources.demo
@@ -66,6 +66,8 @@ def test_detokenized_text_equals_library(folder: Path, data: st.DataObject, skip
 
 
 @given(st.text(max_size=20), st.text(min_size=1, max_size=20), st.integers(0, 60))
+@example("0", "<|endoftext|>", 0)
+@example("a<|endoftext|>", "\N{GRINNING FACE}<|im_end|>b", 3)
 def test_detokenizer_continues_partial_character_of_prompt(
     before: str, after: str, at: int
 ) -> None:
@@ -75,8 +77,9 @@ def test_detokenizer_continues_partial_character_of_prompt(
     rest = ids[at % (len(ids) + 1) :]
     detokenizer = make_detokenizer(tokenizer, prompt, True)
     text_out = detokenizer.append(rest) + detokenizer.flush()
-    assert (before + after).endswith(text_out)
-    assert len(text_out) >= len(before + after) - len(tokenizer.decode(prompt))
+    whole = tokenizer.decode(ids, True)  # without special tokens that the texts spell
+    assert whole.endswith(text_out)
+    assert len(text_out) >= len(whole) - len(tokenizer.decode(prompt, True))
 
 
 def test_non_bytelevel_decoders_decode_each_time(tmp_path: Path) -> None:
