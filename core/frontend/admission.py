@@ -53,7 +53,7 @@ class ModelLimits:
 
 
 def read_sampling_params(params: Any) -> tuple[PoolingParams | None, SamplingParams]:
-    """Return sampling parameters. Raises `InvalidRequest` for anything else."""
+    """Return the parameters. Raises `InvalidRequest` for anything else."""
     return None, require_sampling_params(params)
 
 
@@ -101,7 +101,7 @@ class Admission:
         self._num_admitted = 0
 
     def close(self) -> None:
-        """Close the extensions; may be called twice."""
+        """Close the extensions, once."""
         closing, self._closing = self._closing, []
         run_all(closing)
 

@@ -19,7 +19,7 @@ class FairSemaphore:
         self._free = num_slots
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiters by client; the next client comes first."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # for collected waiters
 
     @property
     def num_waiting(self) -> int:

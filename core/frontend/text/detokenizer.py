@@ -1,4 +1,4 @@
-"""Incremental detokenization, and stop strings. Knows one sequence, no requests."""
+"""Incremental detokenization, and stop strings. Knows one sequence."""
 
 from __future__ import annotations
 
